@@ -1,0 +1,70 @@
+"""``dspark-export``: checkpoints in, bundle out."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dspark.exporter.errors import DSparkError
+from dspark.exporter.export import Export, export_bundle, prepare
+from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
+from dspark.runtime.bundle import Manifest
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+messages = Console(stderr=True)
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Argument(help="A Hugging Face folder or a .gguf file.")],
+    output: Annotated[Path, typer.Option(help="The bundle's folder.")],
+    drafter: Annotated[
+        Path | None, typer.Option(help="A DSpark, DFlash or EAGLE-3 drafter's folder; without one, decoding is plain.")
+    ] = None,
+    precision: Annotated[Literal["fp32"], typer.Option(help="Element type of the weights.")] = "fp32",
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx[verify]).")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+) -> None:
+    """Turns a target model and a drafter into a bundle for dspark-run."""
+    if verify:
+        require_verify_dependencies()
+    planned = prepare(target, drafter, output, force=force)
+    manifest = _export(planned)
+    _show(manifest, output)
+    if verify:
+        with messages.status("Comparing with PyTorch"):
+            comparisons = verify_bundle(planned, output, target)
+        show_comparisons(comparisons, Console())
+
+
+def main() -> None:
+    """Runs the command line; an error of ours becomes one line and exit code 1."""
+    try:
+        app()
+    except DSparkError as error:
+        messages.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _export(planned: Export) -> Manifest:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=messages, transient=True) as progress:
+        task = progress.add_task("Exporting", total=planned.weight_bytes)
+        return export_bundle(planned, lambda count: progress.advance(task, count))
+
+
+def _show(manifest: Manifest, output: Path) -> None:
+    table = Table("File", "Megabytes", title=f"Wrote {output}", title_justify="left")
+    for name, info in manifest.files.items():
+        table.add_row(name, f"{info.bytes / 1e6:,.1f}")
+    table.add_section()
+    table.add_row("total", f"{sum(info.bytes for info in manifest.files.values()) / 1e6:,.1f}")
+    Console().print(table)

@@ -1,0 +1,210 @@
+"""From checkpoints to a bundle that appears whole or not at all."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from dspark.exporter.checkpoints import read_drafter, read_target
+from dspark.exporter.checkpoints.description import Backbone, Drafter, DrafterKind, Target
+from dspark.exporter.errors import ExportError
+from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, build_head, build_target
+from dspark.exporter.weights import WeightFile
+from dspark.runtime.bundle import (
+    MANIFEST,
+    CacheInfo,
+    DrafterInfo,
+    FileInfo,
+    GraphFiles,
+    HeadInfo,
+    Manifest,
+    SourceFile,
+    TargetInfo,
+    TextInfo,
+    hash_file,
+)
+
+__all__ = ["Export", "export_bundle", "prepare"]
+
+WEIGHTS = "weights.bin"
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+DRAFT_VOCABULARY = "draft_vocabulary.npy"
+
+
+@dataclass(frozen=True)
+class Export:
+    """Checked checkpoints, ready to be written.
+
+    Attributes:
+        target: The target.
+        drafter: The drafter, if the bundle gets one.
+        output: The bundle's folder.
+        force: Whether an existing bundle is replaced.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    output: Path
+    force: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of float32 weights that are read, for a progress bar."""
+        tensors = list(self.target.tensors.values())
+        if self.drafter is not None:
+            tensors += self.drafter.tensors.values()
+        return sum(4 * int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors)
+
+
+def prepare(target: Path, drafter: Path | None, output: Path, *, force: bool = False) -> Export:
+    """Reads both checkpoints' headers and refuses what cannot work, before anything is written.
+
+    Args:
+        target: A Hugging Face folder or a ``.gguf`` file.
+        drafter: A drafter's folder; without one the bundle decodes plainly.
+        output: The bundle's folder.
+        force: Whether an existing bundle may be replaced.
+
+    Raises:
+        CheckpointError: A checkpoint is unsupported, damaged, or does not fit its target.
+        ExportError: The output exists or cannot be written.
+    """
+    _check_output(output, force=force)
+    described = read_target(target)
+    return Export(described, read_drafter(drafter, described) if drafter else None, output, force)
+
+
+def export_bundle(export: Export, on_bytes: Callable[[int], None] = lambda count: None) -> Manifest:
+    """Writes the bundle aside and moves it into place.
+
+    Args:
+        export: What ``prepare`` returned.
+        on_bytes: Called with the number of bytes of every piece of weights written.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ExportError: The bundle cannot be written.
+    """
+    try:
+        with _written_aside(export) as folder:
+            return _write(export, folder, on_bytes)
+    except OSError as error:
+        raise ExportError(f"{export.output}: cannot be written: {error}") from error
+
+
+def _check_output(output: Path, *, force: bool) -> None:
+    if output.exists() and not output.is_dir():
+        raise ExportError(f"{output}: exists and is no folder")
+    if output.exists() and any(output.iterdir()):
+        if not force:
+            raise ExportError(f"{output}: exists already; choose another output or pass --force to replace it")
+        if not (output / MANIFEST).is_file():
+            raise ExportError(f"{output}: holds files but no bundle ({MANIFEST}); --force replaces only bundles")
+
+
+@contextmanager
+def _written_aside(export: Export) -> Iterator[Path]:
+    """A folder beside the output that takes its place when the block succeeds and disappears when it does not."""
+    output = export.output.absolute()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
+        folder = Path(scratch) / "bundle"
+        folder.mkdir()
+        yield folder
+        if output.exists():
+            output.rename(Path(scratch) / "replaced")
+        folder.rename(output)
+
+
+def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Manifest:
+    target, drafter = export.target, export.drafter
+    with WeightFile(folder / WEIGHTS, on_bytes) as weights:
+        graphs = {"target": build_target(target, drafter, weights)}
+        if drafter is not None and drafter.kind is DrafterKind.EAGLE3:
+            graphs["drafter"] = build_eagle3_drafter(drafter, target, weights)
+        elif drafter is not None:
+            graphs["drafter"] = build_block_drafter(drafter, target, weights)
+            graphs["head"] = build_head(drafter, weights)
+    for name, model in graphs.items():
+        ir.save(model, folder / f"{name}.onnx")
+    if drafter is not None and drafter.draft_vocabulary is not None:
+        np.save(folder / DRAFT_VOCABULARY, drafter.draft_vocabulary, allow_pickle=False)
+    text = _write_text(target, folder)
+    manifest = Manifest(
+        target=_target_info(target),
+        drafter=_drafter_info(drafter) if drafter else None,
+        head=_head_info(drafter) if drafter and "head" in graphs else None,
+        graphs=GraphFiles(**{name: f"{name}.onnx" for name in graphs}),
+        text=text,
+        precision=dict.fromkeys(graphs, "fp32"),
+        producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
+        files={
+            path.name: FileInfo(bytes=path.stat().st_size, sha256=hash_file(path)) for path in sorted(folder.iterdir())
+        },
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _target_info(target: Target) -> TargetInfo:
+    return TargetInfo(
+        family=target.family,
+        name=target.name,
+        vocabulary_size=target.vocabulary_size,
+        hidden_size=target.backbone.hidden_size,
+        context_length=target.context_length,
+        stop_token_ids=target.stop_token_ids,
+        cache=_cache_info(target.backbone),
+        rope_lengths=target.backbone.rope.dynamic is not None,
+        source=_sources(target.files),
+    )
+
+
+def _drafter_info(drafter: Drafter) -> DrafterInfo:
+    return DrafterInfo(
+        kind=drafter.kind.value,
+        layout=drafter.layout,
+        name=drafter.name,
+        hidden_size=drafter.backbone.hidden_size,
+        taps=drafter.taps,
+        block_size=drafter.block_size,
+        anchor_predicts=drafter.anchor_predicts,
+        draft_length=drafter.draft_length,
+        mask_token_id=drafter.mask_token_id,
+        vocabulary_size=drafter.vocabulary_size,
+        draft_vocabulary=None if drafter.draft_vocabulary is None else DRAFT_VOCABULARY,
+        cache=_cache_info(drafter.backbone),
+        source=_sources(drafter.files),
+    )
+
+
+def _head_info(drafter: Drafter) -> HeadInfo:
+    return HeadInfo(kind=drafter.head.value, markov_rank=drafter.markov_rank, confidence=drafter.confidence.value)
+
+
+def _cache_info(backbone: Backbone) -> CacheInfo:
+    return CacheInfo(layers=len(backbone.layers), kv_heads=backbone.kv_head_count, head_dim=backbone.head_dim)
+
+
+def _sources(files: tuple[Path, ...]) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(name=file.name, bytes=file.stat().st_size, sha256=hash_file(file)) for file in files)
+
+
+def _write_text(target: Target, folder: Path) -> TextInfo:
+    contents = {TOKENIZER: target.text.tokenizer, CHAT_TEMPLATE: target.text.chat_template}
+    for name, content in contents.items():
+        if content is not None:
+            (folder / name).write_text(content, encoding="utf-8")
+    return TextInfo(
+        tokenizer=TOKENIZER if target.text.tokenizer is not None else None,
+        chat_template=CHAT_TEMPLATE if target.text.chat_template is not None else None,
+        special_tokens=dict(target.text.special_tokens),
+    )

@@ -1,0 +1,73 @@
+"""The block drafter's graph (DSpark and DFlash): one parallel pass over the anchor and mask tokens."""
+
+import numpy as np
+import onnx_ir as ir
+
+from dspark.exporter.checkpoints.description import Drafter, Target
+from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.layers import (
+    AttentionBias,
+    BlockTokens,
+    decoder_layer,
+    distances,
+    embed,
+    linear,
+    part_sizes,
+    rms_norm,
+    rotation,
+    unsqueeze,
+)
+from dspark.exporter.weights import WeightFile
+from dspark.runtime.contract import context_names
+
+__all__ = ["build_block_drafter"]
+
+
+def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -> ir.Model:
+    """Builds the drafter's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
+
+    Args:
+        drafter: A DSpark or DFlash drafter.
+        target: Lends its embedding and LM head where the drafter has none.
+        weights: Receives the weights.
+    """
+    g = GraphBuilder("drafter", weights)
+    backbone, size = drafter.backbone, drafter.block_size
+    tensors = {**target.tables, **drafter.tensors}
+    anchor_ids = g.input("anchor_ids", INT64, "B")
+    anchor_positions = g.input("anchor_positions", INT64, "B")
+    bias_input = g.input("context_bias", FLOAT, "B", 1, 1, 1, "S")
+    context = [
+        tuple(
+            g.input(name, FLOAT, "B", backbone.kv_head_count, "S", backbone.head_dim) for name in context_names(index)
+        )
+        for index in range(len(backbone.layers))
+    ]
+
+    positions = g.op("Add", unsqueeze(g, anchor_positions, 1), g.constant(np.arange(size, dtype=np.int64)[None]))
+    sizes = g.op("Concat", part_sizes(g, context[0][0]), g.ints(size), axis=0)
+    rotary = rotation(g, backbone.rope, g.reshape(positions, -1))
+    layout = BlockTokens(g.ints(-1, size))
+    bias = AttentionBias(
+        g,
+        g.op("Pad", g.op("Squeeze", bias_input, g.ints(1)), g.ints(0, 0, 0, 0, 0, 0, 0, size)),
+        lambda: distances(g, positions, context[0][0], positions),
+        backbone.head_count // backbone.kv_head_count,
+        hides_future=False,
+    )
+    masks = g.constant(np.int64(drafter.mask_token_id))
+    ids = g.op("Pad", unsqueeze(g, anchor_ids, 1), g.ints(0, 0, 0, size - 1), masks)
+    x = embed(g, tensors["embed_tokens.weight"], g.reshape(ids, -1))
+    for index, layer in enumerate(backbone.layers):
+        x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, [context[index]], bias.of(layer), sizes)
+
+    with g.scope("lm_head"):
+        if not drafter.anchor_predicts:
+            slots = g.reshape(x, -1, size, backbone.hidden_size)
+            x = g.reshape(g.op("Slice", slots, g.ints(1), g.ints(size), g.ints(1)), -1, backbone.hidden_size)
+        x = rms_norm(g, x, tensors["norm.weight"], backbone.norm_epsilon)
+        logits = g.reshape(linear(g, x, tensors, "lm_head"), -1, drafter.draft_length, drafter.vocabulary_size)
+        hidden = g.reshape(x, -1, drafter.draft_length, backbone.hidden_size)
+    g.output("hidden", hidden, FLOAT, "B", drafter.draft_length, backbone.hidden_size)
+    g.output("base_logits", logits, FLOAT, "B", drafter.draft_length, drafter.vocabulary_size)
+    return g.model()

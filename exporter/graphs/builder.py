@@ -1,0 +1,110 @@
+"""A thin recorder over ``onnx_ir`` that the graph functions write to."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from dspark.exporter.checkpoints.tensors import LazyTensor
+from dspark.exporter.weights import WeightFile
+
+__all__ = ["FLOAT", "INT64", "GraphBuilder"]
+
+FLOAT = ir.DataType.FLOAT
+INT64 = ir.DataType.INT64
+OPSET = 21
+IR_VERSION = 10
+
+
+class GraphBuilder:
+    """Records one ONNX graph.
+
+    Args:
+        name: The graph's name.
+        weights: Where weights are stored; graphs of a bundle share it.
+    """
+
+    def __init__(self, name: str, weights: WeightFile) -> None:
+        self._name = name
+        self._weights = weights
+        self._tape = ir.tape.Tape()
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._initializers: dict[object, ir.Value] = {}
+        self._scope: list[str] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefixes the names of the nodes recorded inside, so that profiles and placement reports can be read."""
+        self._scope.append(name)
+        yield
+        self._scope.pop()
+
+    def input(self, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
+        """Declares a graph input; dimensions given as text are symbolic."""
+        value = ir.val(name, dtype=dtype, shape=shape)
+        self._inputs.append(value)
+        return value
+
+    def output(self, name: str, value: ir.Value, dtype: ir.DataType, *shape: int | str) -> None:
+        """Names a computed value and declares it a graph output."""
+        value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
+        self._outputs.append(value)
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: int | float | str | Sequence[int]) -> ir.Value:
+        """Records a node with one output."""
+        return self._tape.op(op_type, inputs, attributes or None, name=self._node_name(op_type))
+
+    def split(self, value: ir.Value, sizes: ir.Value | Sequence[int], axis: int = -1, count: int = 0) -> list[ir.Value]:
+        """Splits along an axis into parts of the given sizes (``count`` of them when the sizes are computed)."""
+        lengths = sizes if isinstance(sizes, ir.Value) else self.constant(np.asarray(sizes, np.int64))
+        parts = count or len(sizes)  # type: ignore[arg-type]
+        return list(
+            self._tape.op_multi_out(
+                "Split", [value, lengths], {"axis": axis}, num_outputs=parts, name=self._node_name("Split")
+            )
+        )
+
+    def weight(self, tensor: LazyTensor) -> ir.Value:
+        """A checkpoint tensor as an initializer that refers to the file of weights."""
+        reference = self._weights.add(tensor)
+        return self._initializer(id(reference), reference, f"weight.{len(self._initializers)}.{reference.name}")
+
+    def constant(self, array: NDArray[np.generic] | np.generic) -> ir.Value:
+        """A small constant, stored in the graph; equal ones are stored once."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        return self._initializer(key, ir.tensor(array), f"constant.{len(self._initializers)}")
+
+    def floats(self, *values: float) -> ir.Value:
+        """A constant float vector."""
+        return self.constant(np.asarray(values, np.float32))
+
+    def ints(self, *values: int) -> ir.Value:
+        """A constant int64 vector: shapes, axes, indices."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
+        """Reshapes; 0 keeps a dimension and −1 infers one, as in ONNX."""
+        return self.op("Reshape", value, self.ints(*shape))
+
+    def model(self) -> ir.Model:
+        """The recorded graph as a model."""
+        graph = ir.Graph(
+            self._inputs,
+            self._outputs,
+            nodes=self._tape.nodes,
+            initializers=self._tape.initializers,
+            opset_imports={"": OPSET},
+            name=self._name,
+        )
+        return ir.Model(graph, ir_version=IR_VERSION, producer_name="dspark-export")
+
+    def _initializer(self, key: object, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        if key not in self._initializers:
+            self._initializers[key] = self._tape.initializer(tensor, name=name)
+        return self._initializers[key]
+
+    def _node_name(self, op_type: str) -> str:
+        return "/".join([*self._scope, f"{op_type}_{len(self._tape.nodes)}"])

@@ -1,0 +1,183 @@
+"""The sequential head: repairs a block's base logits left to right, samples, and rates every token.
+
+SEMANTICS: sequential heads; the paper's section on semi-autoregressive drafting.
+"""
+
+import numpy as np
+import onnx_ir as ir
+
+from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, HeadKind
+from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.layers import embed, linear, unsqueeze
+from dspark.exporter.weights import WeightFile
+from dspark.runtime.contract import GREEDY_TEMPERATURE
+
+__all__ = ["DraftSampler", "build_head", "step_values"]
+
+BIN = 256
+"""Tokens a bin of the two-level inverse CDF: two short cumulative sums are faster and rounder than one over V."""
+ALMOST_ONE = 1.0 - 1e-6
+"""Keeps the drawn mass below the total, so that rounding cannot point past the last token with mass."""
+
+
+def build_head(drafter: Drafter, weights: WeightFile) -> ir.Model:
+    """Builds the head's graph, unrolled over the block (inputs and outputs in ARCHITECTURE.md, "The graphs").
+
+    Args:
+        drafter: A DSpark or DFlash drafter; without a sequential head the graph only samples.
+        weights: Receives the weights.
+    """
+    g = GraphBuilder("head", weights)
+    length, width, vocabulary = drafter.draft_length, drafter.backbone.hidden_size, drafter.vocabulary_size
+    hidden = g.input("hidden", FLOAT, "B", length, width)
+    base_logits = g.input("base_logits", FLOAT, "B", length, vocabulary)
+    previous = g.input("anchor_ids", INT64, "B")
+    sampler = DraftSampler(g, drafter, length)
+    hidden_steps, base_steps = step_values(g, hidden, length), step_values(g, base_logits, length)
+    repair = _Repair(g, drafter)
+    logits_steps, confidences = [], []
+    for step in range(length):
+        with g.scope(f"step.{step}"):
+            embedding = repair.embedding(previous)
+            logits = repair.apply(base_steps[step], embedding, hidden_steps[step])
+            if drafter.confidence is not ConfidenceInput.NONE:
+                confidences.append(repair.confidence(embedding, hidden_steps[step]))
+            previous = sampler.draw(step, logits)
+            logits_steps.append(unsqueeze(g, logits, 1))
+    sampler.output_tokens()
+    g.output("draft_logits", g.op("Concat", *logits_steps, axis=1), FLOAT, "B", length, vocabulary)
+    if confidences:
+        g.output("confidence", g.op("Concat", *confidences, axis=1), FLOAT, "B", length)
+    return g.model()
+
+
+def step_values(g: GraphBuilder, x: ir.Value, length: int) -> list[ir.Value]:
+    """``[B, γ, …]`` → γ values ``[B, …]``."""
+    return [g.op("Squeeze", part, g.ints(1)) for part in g.split(x, [1] * length, axis=1)]
+
+
+class DraftSampler:
+    """Draws draft tokens in the graph: argmax, or the inverse CDF of a given uniform number.
+
+    Declares the inputs ``uniform [B, γ]`` and ``temperature [B]`` and the output ``tokens [B, γ]`` (target ids).
+
+    Args:
+        g: The graph.
+        drafter: For its vocabulary map.
+        length: Draft tokens (γ).
+    """
+
+    def __init__(self, g: GraphBuilder, drafter: Drafter, length: int) -> None:
+        self._g = g
+        self._drafter = drafter
+        self._length = length
+        self._uniforms = g.split(g.input("uniform", FLOAT, "B", length), [1] * length, axis=1)
+        temperature = g.input("temperature", FLOAT, "B")
+        self._greedy = g.op("Less", temperature, g.floats(GREEDY_TEMPERATURE))
+        self._temperature = unsqueeze(g, g.op("Max", temperature, g.floats(GREEDY_TEMPERATURE)), 1)
+        self._tokens: list[ir.Value] = []
+
+    def draw(self, step: int, logits: ir.Value) -> ir.Value:
+        """Target ids ``[B]`` drawn from ``softmax(logits [B, V'] / temperature)``, or the argmax when greedy."""
+        g = self._g
+        with g.scope("sample"):
+            greedy = g.op("ArgMax", logits, axis=-1, keepdims=0)
+            drawn = self._inverse_cdf(g.op("Softmax", g.op("Div", logits, self._temperature), axis=-1), step)
+            token = g.op("Where", self._greedy, greedy, drawn)
+            if self._drafter.draft_vocabulary is not None:
+                token = g.op("Gather", g.constant(self._drafter.draft_vocabulary), token, axis=0)
+        self._tokens.append(token)
+        return token
+
+    def output_tokens(self) -> None:
+        """Declares the tokens drawn so far as the graph's output."""
+        g = self._g
+        tokens = g.op("Concat", *[unsqueeze(g, token, 1) for token in self._tokens], axis=1)
+        g.output("tokens", tokens, INT64, "B", self._length)
+
+    def _inverse_cdf(self, probabilities: ir.Value, step: int) -> ir.Value:
+        """First id whose cumulative probability exceeds the uniform: the bin first, then the id in it."""
+        g = self._g
+        missing = -self._drafter.vocabulary_size % BIN
+        if missing:
+            probabilities = g.op("Pad", probabilities, g.ints(0, 0, 0, missing))
+        bins = g.reshape(probabilities, 0, -1, BIN)
+        bin_cumulative = g.op("CumSum", g.op("ReduceSum", bins, g.ints(2), keepdims=0), g.constant(np.int64(1)))
+        total = self._last(bin_cumulative)
+        mass = g.op("Mul", total, g.op("Min", self._uniforms[step], g.floats(ALMOST_ONE)))
+        index = self._count_up_to(bin_cumulative, mass)
+        chosen = g.op("GatherND", bins, index, batch_dims=1)
+        cumulative = g.op("CumSum", chosen, g.constant(np.int64(1)))
+        before = g.op(
+            "Sub",
+            g.op("GatherND", bin_cumulative, index, batch_dims=1),
+            g.op("Squeeze", self._last(cumulative), g.ints(1)),
+        )
+        rest = g.op("Sub", mass, unsqueeze(g, before, 1))
+        rest = g.op("Min", rest, g.op("Mul", self._last(cumulative), g.floats(ALMOST_ONE)))
+        offset = self._count_up_to(cumulative, rest)
+        token = g.op("Add", g.op("Mul", index, g.ints(BIN)), offset)
+        return g.op("Squeeze", token, g.ints(1))
+
+    def _last(self, cumulative: ir.Value) -> ir.Value:
+        """The total ``[B, 1]`` of a cumulative sum ``[B, n]``."""
+        g = self._g
+        return g.op("Slice", cumulative, g.ints(-1), g.ints(np.iinfo(np.int64).max), g.ints(1))
+
+    def _count_up_to(self, cumulative: ir.Value, mass: ir.Value) -> ir.Value:
+        """How many entries of ``[B, n]`` are at most ``mass [B, 1]``: the index of the first beyond it, ``[B, 1]``."""
+        g = self._g
+        reached = g.op("Cast", g.op("LessOrEqual", cumulative, mass), to=INT64)
+        return g.op("ReduceSum", reached, g.ints(1), keepdims=1)
+
+
+class _Repair:
+    """The learned part of the head: Markov bias and confidence (SEMANTICS: sequential heads)."""
+
+    def __init__(self, g: GraphBuilder, drafter: Drafter) -> None:
+        self._g = g
+        self._kind = drafter.head
+        self._rank = drafter.markov_rank
+        self._confidence = drafter.confidence
+        self._tensors = drafter.tensors
+        self._state: ir.Value | None = None
+
+    def embedding(self, previous: ir.Value) -> ir.Value | None:
+        """``W1[previous] [B, r]``; None without a sequential head."""
+        if self._kind is HeadKind.NONE:
+            return None
+        return embed(self._g, self._tensors["markov_head.markov_w1.weight"], previous)
+
+    def apply(self, logits: ir.Value, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
+        """Base logits ``[B, V']`` plus the head's bias for one slot."""
+        if embedding is None:
+            return logits
+        g = self._g
+        factors = {HeadKind.VANILLA: self._vanilla, HeadKind.GATED: self._gated, HeadKind.RNN: self._rnn}[self._kind]
+        bias = linear(g, factors(embedding, hidden), self._tensors, "markov_head.markov_w2")
+        return g.op("Add", logits, bias)
+
+    def confidence(self, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
+        """Confidence logit ``[B, 1]`` of one slot; it depends only on tokens before the slot's own."""
+        g = self._g
+        if self._confidence is ConfidenceInput.HIDDEN_AND_MARKOV:
+            hidden = g.op("Concat", hidden, embedding, axis=-1)
+        return linear(g, hidden, self._tensors, "confidence_head.proj")
+
+    def _vanilla(self, embedding: ir.Value, hidden: ir.Value) -> ir.Value:
+        return embedding
+
+    def _gated(self, embedding: ir.Value, hidden: ir.Value) -> ir.Value:
+        g = self._g
+        gate = linear(g, g.op("Concat", hidden, embedding, axis=-1), self._tensors, "markov_head.gate_proj")
+        return g.op("Mul", g.op("Sigmoid", gate), embedding)
+
+    def _rnn(self, embedding: ir.Value, hidden: ir.Value) -> ir.Value:
+        g = self._g
+        state = self._state or g.op("Sub", embedding, embedding)  # s₀ = 0 at each block
+        joint = linear(g, g.op("Concat", state, embedding, hidden, axis=-1), self._tensors, "markov_head.joint_proj")
+        gate, candidate, output = g.split(joint, [self._rank] * 3)
+        gate = g.op("Sigmoid", gate)
+        kept = g.op("Mul", gate, state)
+        self._state = g.op("Add", kept, g.op("Mul", g.op("Sub", g.floats(1.0), gate), g.op("Tanh", candidate)))
+        return g.op("Tanh", output)

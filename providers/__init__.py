@@ -1,0 +1,8 @@
+"""Device families that run exported graphs."""
+
+from dspark.providers.errors import DSparkError, ProviderError
+from dspark.providers.provider import Provider
+from dspark.providers.registry import PROVIDERS, find_provider
+from dspark.providers.session import Call, Session
+
+__all__ = ["PROVIDERS", "Call", "DSparkError", "Provider", "ProviderError", "Session", "find_provider"]

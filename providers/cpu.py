@@ -1,0 +1,22 @@
+"""ONNX Runtime's own CPU provider: there is one on every host."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark.providers.onnxruntime_session import OnnxRuntimeSession
+from dspark.providers.provider import Provider
+from dspark.providers.session import Session
+
+__all__ = ["CPU"]
+
+
+@dataclass(frozen=True)
+class CpuProvider(Provider):
+    """The host's processor."""
+
+    def open(self, model: Path, *, threads: int | None) -> Session:
+        """Loads a graph on the CPU provider."""
+        return OnnxRuntimeSession(model, "CPUExecutionProvider", threads)
+
+
+CPU = CpuProvider(name="cpu", aliases=("CPUExecutionProvider",), precisions=frozenset({"fp32"}))

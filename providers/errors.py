@@ -1,0 +1,11 @@
+"""The root of every error this project raises on purpose."""
+
+__all__ = ["DSparkError", "ProviderError"]
+
+
+class DSparkError(Exception):
+    """Something the caller can put right; the message names the thing, its value and what would be right."""
+
+
+class ProviderError(DSparkError):
+    """A provider is unknown, not installed, or cannot run what it was given."""

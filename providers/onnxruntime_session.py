@@ -1,0 +1,65 @@
+"""Sessions that ONNX Runtime runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dspark.providers.errors import ProviderError
+from dspark.providers.session import Call
+
+__all__ = ["OnnxRuntimeSession"]
+
+INSTALL_HINT = (
+    "ONNX Runtime is not installed; install one build of it with an extra, for example "
+    "pip install 'dspark-onnx[cpu]' (others: cuda, tensorrt, openvino, qnn, cann)"
+)
+
+
+class OnnxRuntimeSession:
+    """A graph in an ONNX Runtime session on the host's memory.
+
+    Args:
+        model: The graph's file.
+        provider: Name of the execution provider in ONNX Runtime.
+        threads: Worker threads; None lets ONNX Runtime choose one a core.
+    """
+
+    def __init__(self, model: Path, provider: str, threads: int | None) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ProviderError(INSTALL_HINT) from error
+        available = onnxruntime.get_available_providers()
+        if provider not in available:  # ONNX Runtime itself would fall back to the CPU without a word
+            raise ProviderError(f"{provider} is not in this ONNX Runtime; it has {', '.join(available)}")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        # The sessions of a bundle take turns on the same cores: workers must not spin into the next one's run.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            self._session = onnxruntime.InferenceSession(str(model), options, providers=[provider])
+        except Exception as error:  # the binding raises its own classes, which share no public base
+            raise ProviderError(f"{model}: {provider} cannot load the graph: {error}") from error
+
+    def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Call:
+        """Binds every input and the wanted outputs to contiguous arrays."""
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return _BoundCall(self._session, binding, [*inputs.values(), *outputs.values()])
+
+
+class _BoundCall:
+    def __init__(self, session: Any, binding: Any, arrays: list[NDArray[Any]]) -> None:
+        self._session = session
+        self._binding = binding
+        self._arrays = arrays  # the binding holds addresses, not references
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)

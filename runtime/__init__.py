@@ -1,0 +1,54 @@
+"""Runs exported bundles: draft, schedule, verify, accept, without PyTorch.
+
+    from dspark.runtime import DSparkInference, SamplingParams
+
+    model = DSparkInference.load("bundle")
+    model.generate(["Why is the sky blue?"], SamplingParams(max_new_tokens=64))
+
+Names are loaded when they are first used, so importing the package costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dspark.runtime.bundle import Bundle
+    from dspark.runtime.conversation import Conversation
+    from dspark.runtime.errors import BundleError, DSparkError, NumericalError, ProviderError, RequestError
+    from dspark.runtime.inference import Chunk, DSparkInference
+    from dspark.runtime.options import SpeculationOptions
+    from dspark.runtime.request import Completion, Stats
+    from dspark.runtime.sampling import SamplingParams
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "Chunk",
+    "Completion",
+    "Conversation",
+    "DSparkError",
+    "DSparkInference",
+    "NumericalError",
+    "ProviderError",
+    "RequestError",
+    "SamplingParams",
+    "SpeculationOptions",
+    "Stats",
+]
+
+_MODULES = {
+    "Bundle": "bundle",
+    "Chunk": "inference",
+    "Completion": "request",
+    "Conversation": "conversation",
+    "DSparkInference": "inference",
+    "SamplingParams": "sampling",
+    "SpeculationOptions": "options",
+    "Stats": "request",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

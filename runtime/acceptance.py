@@ -1,0 +1,131 @@
+"""The accept rule: which draft tokens stand, and the token that the target adds itself."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.shaping import Distribution, Penalties, finite_maximum, proposed, shaped
+
+__all__ = ["Sampler"]
+
+# Below this mass max(p - q, 0) is rounding noise: p and q are the same distribution.
+_SMALLEST_RESIDUAL = 1e-8
+
+
+class Sampler:
+    """Decides the tokens of one request; its output follows the target's distribution whatever the drafter proposes.
+
+    Speculative sampling of Leviathan et al. (arXiv:2211.17192) and Chen et al. (arXiv:2302.01318). Greedy decoding is
+    the case where p has all its mass on one token.
+
+    Three independent random streams feed the draft, the accept tests and the target's own tokens. What a call takes
+    from them depends on its number of draft tokens alone, so a request's draws do not depend on its neighbours.
+
+    Args:
+        params: The request's options.
+        prompt_ids: The prompt's token ids, for the repetition penalty.
+        vocabulary_size: V.
+        stop_token_ids: Tokens after which nothing is emitted.
+
+    Attributes:
+        params: As given.
+
+    Raises:
+        RequestError: A biased token id is outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] | npt.NDArray[np.int64],
+        vocabulary_size: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.params = params
+        self._penalties = Penalties(params, prompt_ids, vocabulary_size)
+        self._stop_token_ids = stop_token_ids
+        streams = np.random.SeedSequence(params.seed).spawn(3)
+        self._draft_stream, self._accept_stream, self._recovery_stream = map(np.random.default_rng, streams)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken instead of a draw."""
+        return self.params.greedy
+
+    @property
+    def draft_temperature(self) -> float:
+        """The temperature to draw draft tokens with; 0 asks for the likeliest."""
+        return 0.0 if self.greedy else self.params.temperature
+
+    def draft_uniforms(self, count: int) -> npt.NDArray[np.float32]:
+        """Draw `[count]` uniforms in [0, 1) for the draft tokens of one block."""
+        return self._draft_stream.random(count, dtype=np.float32)
+
+    def next_token(self, logits: npt.NDArray[np.float32]) -> int:
+        """Decide one token without a draft.
+
+        Args:
+            logits: `[V]` the target's logits.
+
+        Raises:
+            NumericalError: A logit is not finite.
+        """
+        return self.accept(logits[None], np.empty(0, np.int64), None, None)[1][0]
+
+    def accept(
+        self,
+        logits: npt.NDArray[np.float32],
+        draft_tokens: npt.NDArray[np.int64],
+        draft_logits: npt.NDArray[np.float32] | None,
+        draft_vocabulary: npt.NDArray[np.int64] | None,
+    ) -> tuple[int, list[int]]:
+        """Decide one round of ℓ ≥ 0 draft tokens.
+
+        Args:
+            logits: `[ℓ + 1, V]` the target's logits after the anchor and after each draft token.
+            draft_tokens: `[ℓ]` target token ids.
+            draft_logits: `[ℓ, V']` what the tokens were drawn from at `draft_temperature`; None when they were not
+                drawn but chosen (each is certain to have been proposed).
+            draft_vocabulary: `[V']` the target id of every draft id; None when they are the same.
+
+        Returns:
+            How many draft tokens were accepted, and the tokens emitted: these and one of the target's own. An accepted
+            stop token ends both: nothing follows it.
+
+        Raises:
+            NumericalError: A row that was needed holds a NaN or an infinity.
+        """
+        uniforms = self._accept_stream.random(len(draft_tokens)).tolist()
+        recovery = self._recovery_stream.random()
+        emitted: list[int] = []
+        for slot, token in enumerate(draft_tokens.tolist()):
+            p = self._target(logits[slot], slot)
+            if self.greedy or draft_logits is None:
+                q = Distribution.point(token)
+            else:
+                name = f"the drafter's logits of slot {slot}"
+                q = proposed(draft_logits[slot], self.draft_temperature, draft_vocabulary, name)
+            if uniforms[slot] * q.probability(token) >= p.probability(token):
+                return slot, [*emitted, self._emit(_residual(p, q, logits.shape[1]).draw(recovery))]
+            emitted.append(self._emit(token))
+            if token in self._stop_token_ids:
+                return slot + 1, emitted
+        bonus = self._target(logits[-1], len(emitted)).draw(recovery)
+        return len(emitted), [*emitted, self._emit(bonus)]
+
+    def _target(self, logits: npt.NDArray[np.float32], slot: int) -> Distribution:
+        finite_maximum(logits, f"the target's logits of slot {slot}")
+        return shaped(self._penalties.apply(logits), self.params)
+
+    def _emit(self, token: int) -> int:
+        # Counted at once: the next row's penalties see the tokens before it, as in decoding one at a time.
+        self._penalties.record(token)
+        return token
+
+
+def _residual(p: Distribution, q: Distribution, vocabulary_size: int) -> Distribution:
+    """max(p − q, 0), from which the token after a rejection is drawn."""
+    residual = Distribution(np.maximum(p.dense(vocabulary_size) - q.dense(vocabulary_size), 0))
+    return residual if residual.total > _SMALLEST_RESIDUAL else p

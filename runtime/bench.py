@@ -1,0 +1,283 @@
+"""Plain against speculative decoding, measured in one interleaved run.
+
+Besides both speeds it times the bare graph calls, which say what the measured acceptance length allows.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dspark.providers import Session, find_provider
+from dspark.runtime.bundle import Bundle, CacheInfo, Manifest
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.drafting import DraftInput, make_drafter
+from dspark.runtime.errors import RequestError
+from dspark.runtime.inference import DSparkInference, open_sessions
+from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.request import Request
+from dspark.runtime.rows import parse_row
+from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.target import Target, TokenRun
+
+__all__ = ["BenchReport", "default_prompts", "run_benchmark"]
+
+GRAPHS = ("draft", "head", "verify")
+PHASES = (*GRAPHS, "schedule", "host", "total")
+BARE_CALLS = 5
+"""Times each bare graph call is measured after every prompt; the median of all counts."""
+
+
+def default_prompts() -> str:
+    """The prompts that come with the package, JSONL."""
+    return files("dspark.configs").joinpath("bench_prompts.jsonl").read_text(encoding="utf-8")
+
+
+@dataclass
+class Decoding:
+    """Measurements of one way of decoding; times in milliseconds.
+
+    Attributes:
+        rounds: Each round's time by phase; ``total`` is the whole, ``host`` what is in no graph call.
+        prefills: Prefill time, a request.
+        tokens: Tokens emitted by the rounds.
+        draft_lengths: Rounds by the number of draft tokens that they verified.
+    """
+
+    rounds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
+    prefills: list[float] = field(default_factory=list)
+    tokens: int = 0
+    draft_lengths: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a round emitted on average."""
+        return self.tokens / len(self.rounds["total"])
+
+    @property
+    def per_token(self) -> float:
+        """Milliseconds a token: the median round over the tokens that a round emits."""
+        return self.phase("total") / self.acceptance_length
+
+    def phase(self, name: str) -> float:
+        """Median time a round of one phase."""
+        return median(self.rounds[name])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures for JSON."""
+        return {
+            "tokens_per_second": 1e3 / self.per_token,
+            "milliseconds_per_round": {name: self.phase(name) for name in PHASES},
+            "host_share": self.phase("host") / self.phase("total"),
+            "prefill_milliseconds": median(self.prefills),
+            "acceptance_length": self.acceptance_length,
+            "draft_lengths": dict(sorted(self.draft_lengths.items())),
+        }
+
+
+@dataclass
+class BareCalls:
+    """Times of graph calls made one after another, with nothing between them.
+
+    Attributes:
+        plain: The target with one token and no drafter's context.
+        verify: The target by the number of tokens.
+        draft: Drafter and head.
+    """
+
+    plain: list[float] = field(default_factory=list)
+    verify: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    draft: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What a benchmark found.
+
+    Attributes:
+        plain: Plain decoding.
+        speculative: Speculative decoding; None for a bundle without a drafter.
+        bare: Bare graph calls.
+        identical: Prompts for which both ways gave the same tokens, and all prompts.
+    """
+
+    plain: Decoding
+    speculative: Decoding | None
+    bare: BareCalls
+    identical: tuple[int, int]
+
+    @property
+    def plain_over_bare(self) -> float:
+        """A plain round over the bare graph call."""
+        return self.plain.phase("total") / median(self.bare.plain)
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain time a token over speculative time a token."""
+        return None if self.speculative is None else self.plain.per_token / self.speculative.per_token
+
+    @property
+    def possible_speedup(self) -> float | None:
+        """What the bare graph times and the measured acceptance length allow."""
+        if self.speculative is None:
+            return None
+        lengths = self.speculative.draft_lengths
+        verify = sum(median(self.bare.verify[1 + length]) * count for length, count in lengths.items())
+        round_time = verify / lengths.total() + median(self.bare.draft)
+        return median(self.bare.plain) * self.speculative.acceptance_length / round_time
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures for JSON; times in milliseconds."""
+        return {
+            "plain": self.plain.as_dict(),
+            "speculative": None if self.speculative is None else self.speculative.as_dict(),
+            "bare_milliseconds": {
+                "plain": median(self.bare.plain),
+                "verify": {tokens: median(times) for tokens, times in sorted(self.bare.verify.items())},
+                "draft": median(self.bare.draft) if self.bare.draft else None,
+            },
+            "plain_over_bare": self.plain_over_bare,
+            "speedup": self.speedup,
+            "possible_speedup": self.possible_speedup,
+            "identical_outputs": self.identical[0],
+            "prompts": self.identical[1],
+        }
+
+    def show(self, console: Console) -> None:
+        """Prints the figures as tables."""
+        table = Table("ms a round (median)", title="Where a round's time goes", title_justify="left")
+        columns = {"plain": self.plain, "speculative": self.speculative}
+        present = {name: decoding for name, decoding in columns.items() if decoding is not None}
+        for name in present:
+            table.add_column(name, justify="right")
+        for phase in PHASES:
+            table.add_row(phase, *[f"{decoding.phase(phase):.2f}" for decoding in present.values()])
+        table.add_row("host share", *[f"{d.phase('host') / d.phase('total'):.1%}" for d in present.values()])
+        table.add_section()
+        table.add_row("prefill, a request", *[f"{median(d.prefills):.1f}" for d in present.values()])
+        table.add_row("acceptance length", *[f"{d.acceptance_length:.2f}" for d in present.values()])
+        table.add_row("tokens a second", *[f"{1e3 / d.per_token:.1f}" for d in present.values()])
+        console.print(table)
+        console.print(f"Plain decoding over the bare graph call: {self.plain_over_bare:.3f}")
+        if self.speedup is not None and self.possible_speedup is not None:
+            console.print(
+                f"Speed-up: {self.speedup:.2f}; the bare graph times and the acceptance length allow "
+                f"{self.possible_speedup:.2f} ({self.speedup / self.possible_speedup:.0%} reached)"
+            )
+            same, prompts = self.identical
+            console.print(f"Outputs identical with and without speculation: {same} of {prompts}")
+
+
+def run_benchmark(
+    path: Path,
+    rows: Sequence[Mapping[str, Any] | RequestError],
+    options: SpeculationOptions,
+    max_new_tokens: int,
+    repeats: int,
+    threads: int | None,
+    console: Console,
+) -> BenchReport:
+    """Measures greedy decoding, batch 1.
+
+    Args:
+        path: The bundle.
+        rows: Prompts, as ``dspark-run generate`` takes them.
+        options: How to speculate.
+        max_new_tokens: Tokens generated a prompt.
+        repeats: Times every prompt is run.
+        threads: Host threads.
+        console: Shows the progress.
+
+    Raises:
+        RequestError: A row is refused.
+    """
+    bundle = Bundle.open(path)
+    manifest = bundle.manifest
+    speculating = options.resolve(manifest) is not None
+    names = list(manifest.precision) if speculating else ["target"]
+    sessions = open_sessions(bundle, find_provider("cpu"), names, threads, check_hashes=False)
+    limit = manifest.target.context_length
+    ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
+    if speculating:
+        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit)
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    measured = {name: Decoding() for name in ways}
+    bare, identical = BareCalls(), 0
+    with Progress(console=console, transient=True) as progress:
+        for row in progress.track(list(rows) * repeats, description="Measuring"):
+            if isinstance(row, RequestError):
+                raise row
+            outputs = []
+            for name, inference in ways.items():
+                request = parse_row(inference, row, params, raw=False)
+                _measure(inference, request, measured[name])
+                outputs.append(request.output_ids)
+            identical += all(output == outputs[0] for output in outputs)
+            context = len(request.prompt_ids) + max_new_tokens // 2
+            _measure_bare(manifest, sessions, context, measured.get("speculative"), bare)
+    return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
+
+
+def _measure(inference: DSparkInference, request: Request, decoding: Decoding) -> None:
+    """Runs a request and notes every round that is not part of a prefill step."""
+    engine, seconds = inference.engine, inference.clock.seconds
+    engine.submit(request)
+    before_prefill = seconds["prefill"]
+    while not engine.idle:
+        before, emitted = dict(seconds), len(request.output_ids)
+        start = perf_counter()
+        engine.step()
+        total = perf_counter() - start
+        spent = {name: seconds[name] - before.get(name, 0.0) for name in ("prefill", *GRAPHS, "schedule")}
+        if spent["prefill"]:
+            continue
+        spent |= {"host": total - sum(spent[name] for name in GRAPHS), "total": total}
+        for name in PHASES:
+            decoding.rounds[name].append(1e3 * spent[name])
+        decoding.tokens += len(request.output_ids) - emitted
+        decoding.draft_lengths[request.stats.draft_lengths[-1]] += 1
+    decoding.prefills.append(1e3 * (seconds["prefill"] - before_prefill))
+
+
+def _measure_bare(
+    manifest: Manifest, sessions: Mapping[str, Session], context: int, speculative: Decoding | None, bare: BareCalls
+) -> None:
+    """Times graph calls back to back over a cache of ``context`` tokens."""
+    clock = PhaseClock()
+
+    def target(groups: list[CacheInfo], *, drafting: bool) -> tuple[Target, KeyValueCache]:
+        cache = KeyValueCache(groups, 1)
+        cache.reserve(context + BARE_CALLS)
+        cache.lengths[:] = context
+        return Target(sessions["target"], manifest, cache, clock, drafting=drafting), cache
+
+    def elapsed(*phases: str) -> float:
+        return 1e3 * sum(clock.seconds.pop(name, 0.0) for name in phases)
+
+    plain, _ = target([manifest.target.cache], drafting=False)
+    for _ in range(BARE_CALLS):
+        plain.verify([TokenRun([0], context)])
+        bare.plain.append(elapsed("verify"))
+    if speculative is None or manifest.drafter is None:
+        return
+    verifier, cache = target([manifest.target.cache, manifest.drafter.cache], drafting=True)
+    drafter = make_drafter(manifest, sessions, cache, clock)
+    drafter.begin(0)
+    block = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
+    for _ in range(BARE_CALLS):
+        for length in {0, *speculative.draft_lengths}:
+            verification = verifier.verify([TokenRun([0] * (1 + length), context)])
+            bare.verify[1 + length].append(elapsed("verify"))
+        drafter.commit(0, verification, 0, [0])
+        drafter.propose([block])
+        bare.draft.append(elapsed("draft", "head"))

@@ -1,0 +1,295 @@
+"""The bundle: a folder that can be copied, hashed and read with nothing but the runtime.
+
+The manifest's models are written by the exporter and read here; they are the one definition of the format.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from dspark.runtime.errors import BundleError
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA_VERSION",
+    "Bundle",
+    "CacheInfo",
+    "DrafterInfo",
+    "FileInfo",
+    "GraphFiles",
+    "HeadInfo",
+    "Manifest",
+    "SourceFile",
+    "TargetInfo",
+    "TextInfo",
+    "hash_file",
+]
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+HASHED_ALWAYS = 1 << 30
+"""Bytes: smaller bundles are hashed at every load (well under a second), larger ones when asked."""
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
+        raise ValueError(f"{name!r} leaves the bundle's folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_inside)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceFile(_Model):
+    """A checkpoint file that the bundle was made from."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class CacheInfo(_Model):
+    """Cache rows of a model: ``[B, kv_heads, tokens, head_dim]``, keys and values, a layer."""
+
+    layers: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+
+
+class TargetInfo(_Model):
+    """The target model.
+
+    Attributes:
+        context_length: Longest text in tokens, prompt and output together.
+        rope_lengths: Whether the graph takes ``rope_lengths`` (dynamic NTK scaling).
+    """
+
+    family: str
+    name: str
+    vocabulary_size: int = Field(ge=1)
+    hidden_size: int
+    context_length: int = Field(ge=2)
+    stop_token_ids: tuple[int, ...]
+    cache: CacheInfo
+    rope_lengths: bool
+    source: tuple[SourceFile, ...]
+
+
+class DrafterInfo(_Model):
+    """The drafter.
+
+    Attributes:
+        taps: Layer outputs of the target; −1 is the embedding output.
+        block_size: Slots of a block.
+        anchor_predicts: Whether the anchor's slot proposes a token.
+        draft_length: Tokens a draft proposes (γ).
+        vocabulary_size: Width of the draft logits.
+        draft_vocabulary: File with the target id of every draft id (``.npy``, int64); None when they are the same.
+    """
+
+    kind: Literal["dspark", "dflash", "eagle3"]
+    layout: str
+    name: str
+    hidden_size: int
+    taps: tuple[int, ...]
+    block_size: int
+    anchor_predicts: bool
+    draft_length: int = Field(ge=1)
+    mask_token_id: int | None
+    vocabulary_size: int
+    draft_vocabulary: FileName | None
+    cache: CacheInfo
+    source: tuple[SourceFile, ...]
+
+
+class HeadInfo(_Model):
+    """The sequential and the confidence head."""
+
+    kind: Literal["none", "vanilla", "gated", "rnn"]
+    markov_rank: int
+    confidence: Literal["none", "hidden", "hidden_and_markov"]
+
+
+class GraphFiles(_Model):
+    """The graphs' files; an EAGLE-3 drafter samples itself and has no head."""
+
+    target: FileName
+    drafter: FileName | None = None
+    head: FileName | None = None
+
+
+class TextInfo(_Model):
+    """Files that turn text into ids and back; None when the checkpoint had none."""
+
+    tokenizer: FileName | None
+    chat_template: FileName | None
+    special_tokens: dict[str, str]
+
+
+class FileInfo(_Model):
+    """Size and hash of a file in the bundle."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(_Model):
+    """``manifest.json``.
+
+    Attributes:
+        precision: Element type of each graph's weights.
+        cache_form: ``delta``: the graphs take the cache and return only new rows.
+        producer: Versions of what made the bundle.
+        files: Every other file of the bundle that generation needs.
+    """
+
+    schema_version: Literal[1] = 1
+    target: TargetInfo
+    drafter: DrafterInfo | None
+    head: HeadInfo | None
+    graphs: GraphFiles
+    text: TextInfo
+    precision: dict[str, Literal["fp32"]]
+    cache_form: Literal["delta"] = "delta"
+    producer: dict[str, str]
+    files: dict[FileName, FileInfo]
+
+
+class Bundle:
+    """A bundle on disk whose manifest has been read and whose files have been checked.
+
+    Attributes:
+        path: The folder.
+        manifest: Its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: Path | str, *, check_hashes: bool | None = None) -> "Bundle":
+        """Reads the manifest and checks the files it names.
+
+        Args:
+            path: The bundle's folder.
+            check_hashes: Whether contents are compared with the manifest's hashes. By default they are for bundles up
+                to 1 GiB; sizes are compared always.
+
+        Raises:
+            BundleError: The folder is no bundle, has another schema version, or files are missing, short or altered.
+        """
+        path = Path(path)
+        bundle = cls(path, _read_manifest(path))
+        bundle._check_sizes()
+        bundle.check_hashes(check_hashes)
+        return bundle
+
+    def file(self, name: str) -> Path:
+        """The path of a file of the bundle."""
+        return self.path / name
+
+    def text(self, name: str) -> str:
+        """The content of a text file of the bundle."""
+        return self.file(name).read_text(encoding="utf-8")
+
+    def draft_vocabulary(self) -> NDArray[np.int64] | None:
+        """Target ids ``[V']`` of a reduced draft vocabulary.
+
+        Raises:
+            BundleError: The file does not hold as many ids of the target's vocabulary as the manifest says.
+        """
+        drafter = self.manifest.drafter
+        if drafter is None or drafter.draft_vocabulary is None:
+            return None
+        try:
+            ids = np.load(self.file(drafter.draft_vocabulary), allow_pickle=False)
+        except ValueError as error:
+            raise BundleError(f"{self.file(drafter.draft_vocabulary)}: not an array file: {error}") from error
+        if ids.dtype != np.int64 or ids.shape != (drafter.vocabulary_size,):
+            raise BundleError(
+                f"{self.file(drafter.draft_vocabulary)}: holds {ids.dtype} {list(ids.shape)}, "
+                f"expected int64 [{drafter.vocabulary_size}]"
+            )
+        if ids.min() < 0 or ids.max() >= self.manifest.target.vocabulary_size:
+            raise BundleError(f"{self.file(drafter.draft_vocabulary)}: has ids outside the target's vocabulary")
+        return np.asarray(ids)
+
+    def check_hashes(self, wanted: bool | None = None) -> None:
+        """Compares every file's content with the manifest.
+
+        Args:
+            wanted: Whether to; by default for bundles up to 1 GiB.
+
+        Raises:
+            BundleError: A file was altered.
+        """
+        if wanted is None:
+            wanted = sum(info.bytes for info in self.manifest.files.values()) <= HASHED_ALWAYS
+        if not wanted:
+            return
+        for name, info in self.manifest.files.items():
+            found = hash_file(self.file(name))
+            if found != info.sha256:
+                raise BundleError(f"{self.file(name)}: altered since export (SHA-256 {found}, expected {info.sha256})")
+
+    def _check_sizes(self) -> None:
+        for name, info in self.manifest.files.items():
+            file = self.file(name)
+            if not file.is_file():
+                raise BundleError(f"{file}: missing; the manifest lists it with {info.bytes} bytes")
+            if file.stat().st_size != info.bytes:
+                raise BundleError(f"{file}: has {file.stat().st_size} bytes, expected {info.bytes}")
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise BundleError(f"{path}: no bundle here ({MANIFEST} is missing); make one with dspark-export")
+    try:
+        content = file.read_bytes()
+        version = _Version.model_validate_json(content).schema_version
+        if version != SCHEMA_VERSION:
+            raise BundleError(f"{file}: schema version {version}; this runtime reads version {SCHEMA_VERSION}")
+        manifest = Manifest.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise BundleError(f"{file}: {place}: {first['msg']}") from error
+    _check_named(file, manifest)
+    return manifest
+
+
+class _Version(BaseModel):
+    schema_version: int | str
+
+
+def _check_named(file: Path, manifest: Manifest) -> None:
+    """Every file that a field names must be listed with its size and hash."""
+    named: Mapping[str, str | None] = {
+        "graphs.target": manifest.graphs.target,
+        "graphs.drafter": manifest.graphs.drafter,
+        "graphs.head": manifest.graphs.head,
+        "text.tokenizer": manifest.text.tokenizer,
+        "text.chat_template": manifest.text.chat_template,
+        "drafter.draft_vocabulary": manifest.drafter.draft_vocabulary if manifest.drafter else None,
+    }
+    for field, name in named.items():
+        if name is not None and name not in manifest.files:
+            raise BundleError(f"{file}: {field} names {name!r}, which is not listed in files")

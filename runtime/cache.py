@@ -1,0 +1,104 @@
+"""The cache of keys and values of a batch, target and draft layers side by side.
+
+Rows of rejected tokens are simply not appended, so there is nothing to roll back (DESIGN: KV deltas).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.runtime.bundle import CacheInfo
+
+__all__ = ["KeyValueCache"]
+
+TOKEN_STEP = 64
+"""Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
+
+
+class KeyValueCache:
+    """Keys and values of some requests, one slot each, token t of a request at index t.
+
+    A group holds layers of one shape as one array ``[layers, 2, slots, kv_heads, tokens, head_dim]``; a layer's keys
+    of neighbouring slots are then contiguous, so graphs read them in place.
+
+    Args:
+        groups: Shapes of the groups, the target's first.
+        slots: Requests it has room for; memory is touched only when they are used.
+
+    Attributes:
+        lengths: Tokens of each slot, int64 ``[groups, slots]``.
+        version: Changes when the arrays are reallocated, so that bound calls can be renewed.
+    """
+
+    def __init__(self, groups: Sequence[CacheInfo], slots: int) -> None:
+        self._infos = tuple(groups)
+        self._arrays = [_allocate(info, slots, TOKEN_STEP) for info in self._infos]
+        self.lengths = np.zeros((len(self._infos), slots), np.int64)
+        self.version = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a slot has room for."""
+        return int(self._arrays[0].shape[4])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def layers(self, group: int, slots: slice) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """Keys and values ``[slots, kv_heads, capacity, head_dim]`` of each layer: contiguous views."""
+        for layer in self._arrays[group]:
+            yield layer[0, slots], layer[1, slots]
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for this many tokens in every slot."""
+        if tokens <= self.capacity:
+            return
+        grown = max(tokens, self.capacity + self.capacity // 8)
+        grown = -(-grown // TOKEN_STEP) * TOKEN_STEP
+        for group, info in enumerate(self._infos):
+            old = self._arrays[group]
+            self._arrays[group] = _allocate(info, self.lengths.shape[1], grown)
+            for slot in np.flatnonzero(self.lengths[group]):  # empty slots stay untouched memory
+                used = self.lengths[group, slot]
+                self._arrays[group][:, :, slot, :, :used] = old[:, :, slot, :, :used]
+        self.version += 1
+
+    def append(self, group: int, slot: int, new: NDArray[np.float32]) -> None:
+        """Appends the keys and values of committed tokens.
+
+        Args:
+            group: Index of the group.
+            slot: The request's slot.
+            new: ``[layers, 2, kv_heads, n, head_dim]``.
+        """
+        start = int(self.lengths[group, slot])
+        stop = start + new.shape[3]
+        self.reserve(stop)
+        self._arrays[group][:, :, slot, :, start:stop] = new
+        self.lengths[group, slot] = stop
+
+    def truncate(self, slot: int, tokens: int) -> None:
+        """Forgets a slot's tokens from index ``tokens`` on."""
+        np.minimum(self.lengths[:, slot], tokens, out=self.lengths[:, slot])
+
+    def copy(self, slot: int, source: "KeyValueCache", source_slot: int) -> None:
+        """Overwrites a slot with one of another cache, or of this one."""
+        lengths = source.lengths[:, source_slot]
+        self.reserve(int(lengths.max()))
+        for array, origin, length in zip(self._arrays, source._arrays, lengths, strict=True):
+            array[:, :, slot, :, :length] = origin[:, :, source_slot, :, :length]
+        self.lengths[:, slot] = lengths
+
+    def extract(self, slot: int) -> "KeyValueCache":
+        """A copy of one slot as a cache of its own."""
+        single = KeyValueCache(self._infos, 1)
+        single.copy(0, self, slot)
+        return single
+
+
+def _allocate(info: CacheInfo, slots: int, tokens: int) -> NDArray[np.float32]:
+    """Zeros, because masked keys still enter the products: they must be finite."""
+    return np.zeros((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)

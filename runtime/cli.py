@@ -1,0 +1,286 @@
+"""``dspark-run``: generate, chat, inspect, bench."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from dspark.runtime.bench import default_prompts, run_benchmark
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.conversation import Conversation
+from dspark.runtime.display import show_bundle
+from dspark.runtime.errors import DSparkError, RequestError
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.options import SchedulerName, SpeculationOptions
+from dspark.runtime.request import Completion, Request
+from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
+from dspark.runtime.sampling import SamplingParams
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Runs bundles made by dspark-export.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+messages = Console(stderr=True)
+
+BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most. [default: 128]")]
+Temperature = Annotated[float | None, typer.Option(help="Below 1e-5 the likeliest token is taken. [default: 0]")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all. [default: 0]")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this mass. [default: 1]")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than this times the likeliest. [default: 0]")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Divides logits of tokens seen before. [default: 1]")]
+PresencePenalty = Annotated[float | None, typer.Option(help="Subtracted from logits of generated tokens. [default: 0]")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once an occurrence. [default: 0]")]
+Stop = Annotated[list[str] | None, typer.Option(help="Ends the text; may be given several times.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+Scheduler = Annotated[
+    SchedulerName | None,
+    typer.Option(help="How many draft tokens are verified. [default: threshold if one is given, else fixed]"),
+]
+MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round. [default: all]")]
+ConfidenceThreshold = Annotated[
+    float | None, typer.Option(help="Verify draft tokens up to the first less sure than this. [default: 0.6]")
+]
+BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
+Threads = Annotated[int | None, typer.Option(help="Host threads. [default: one a core]")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def generate(
+    bundle: BundleArgument,
+    prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
+    input: Annotated[  # noqa: A002 - the option's name
+        str | None, typer.Option(help="A JSONL file of prompts, messages or prompt_ids; - reads standard input.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take prompts as they are, without the chat template.")] = False,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    scheduler: Scheduler = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    confidence_threshold: ConfidenceThreshold = None,
+    batch_size: BatchSize = 8,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Generates text for one prompt or for every row of a file.
+
+    Rows are {"prompt": …}, {"messages": […]} or {"prompt_ids": […]}; other keys override sampling options. A row that
+    is refused says so in its place; the exit code is 1 if no row succeeded.
+    """
+    params = _sampling_params(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=stop,
+        seed=seed,
+    )
+    if (prompt is None) == (input is None):
+        raise RequestError("give either --prompt or --input")
+    rows = list(read_rows(_lines(input))) if input is not None else [{"prompt": prompt}]
+    options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
+    inference = _load(bundle, options, batch_size, threads)
+    entries = [_entry(inference, row, params, raw=raw) for row in rows]
+    succeeded = not entries
+    with _progress(len(entries), shown=as_json) as advance:
+        for index, text, completion in _outputs(inference, entries):
+            if as_json and completion is not None:
+                print(json.dumps(completion_row(index, completion), ensure_ascii=False), flush=True)
+            elif not as_json:
+                print(text, end="" if completion is None else "\n", flush=True)
+            if completion is None:
+                continue
+            advance()
+            succeeded = succeeded or completion.error is None
+            if completion.error is not None and not as_json:
+                _print_error(f"row {index}: {completion.error}" if input is not None else completion.error)
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    bundle: BundleArgument,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    seed: Seed = None,
+    scheduler: Scheduler = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    confidence_threshold: ConfidenceThreshold = None,
+    threads: Threads = None,
+) -> None:
+    """Holds a conversation that keeps its cache from turn to turn.
+
+    Ctrl-C breaks an answer off, /exit or Ctrl-D ends the conversation.
+    """
+    params = _sampling_params(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
+    conversation = Conversation(_load(bundle, options, 1, threads), system)
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text == "/exit":
+            return
+        if text:
+            _answer(conversation, text, params)
+
+
+@app.command()
+def inspect(bundle: BundleArgument, as_json: Json = False) -> None:
+    """Shows what a bundle holds."""
+    opened = Bundle.open(bundle, check_hashes=False)
+    if as_json:
+        print(opened.manifest.model_dump_json(indent=2))
+    else:
+        show_bundle(opened.manifest, Console())
+
+
+@app.command()
+def bench(
+    bundle: BundleArgument,
+    input: Annotated[  # noqa: A002 - the option's name
+        Path | None, typer.Option(help="A JSONL file of prompts. [default: a few that come with the package]")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 96,
+    repeats: Annotated[int, typer.Option(help="Times every prompt is run, plain and speculative in turn.")] = 1,
+    scheduler: Scheduler = None,
+    max_draft_tokens: MaxDraftTokens = None,
+    confidence_threshold: ConfidenceThreshold = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measures plain and speculative decoding in one interleaved run, and where a round's time goes."""
+    rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines()))
+    options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
+    report = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        report.show(Console())
+
+
+def main() -> None:
+    """Runs the command line; an error of ours becomes one line and exit code 1."""
+    try:
+        app()
+    except DSparkError as error:
+        _print_error(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _sampling_params(**options: Any) -> SamplingParams:
+    given = {name: value for name, value in options.items() if value is not None}
+    return SamplingParams.parse(SamplingParams(), given)
+
+
+def _lines(source: str) -> Iterator[str]:
+    if source == "-":
+        yield from sys.stdin
+        return
+    try:
+        with Path(source).open(encoding="utf-8") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{source}: cannot be read: {error}") from error
+
+
+def _load(bundle: Path, options: SpeculationOptions, batch_size: int, threads: int | None) -> DSparkInference:
+    with messages.status(f"Loading {bundle}"):
+        return DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads)
+
+
+def _entry(
+    inference: DSparkInference, row: Mapping[str, Any] | RequestError, params: SamplingParams, *, raw: bool
+) -> Request | RequestError:
+    """A row's request, or why it is refused."""
+    if isinstance(row, RequestError):
+        return row
+    try:
+        return parse_row(inference, row, params, raw=raw)
+    except RequestError as error:
+        return error
+
+
+def _outputs(
+    inference: DSparkInference, entries: Sequence[Request | RequestError]
+) -> Iterator[tuple[int, str, Completion | None]]:
+    """Runs all entries and yields index, new text and, at its end, completion of one after another."""
+    for entry in entries:
+        if isinstance(entry, Request):
+            inference.engine.submit(entry)
+    for index, entry in enumerate(entries):
+        if isinstance(entry, RequestError):
+            yield index, "", refused(entry)
+            continue
+        while entry.finish_reason is None:
+            inference.engine.step()
+            yield index, entry.take_text(), None
+        yield index, entry.take_text(), entry.completion()
+
+
+@contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar on the terminal for long files whose output goes elsewhere."""
+    with Progress(console=messages, transient=True, disable=not shown or total < 2) as progress:
+        task = progress.add_task("Generating", total=total)
+        yield lambda: progress.advance(task)
+
+
+def _answer(conversation: Conversation, text: str, params: SamplingParams) -> None:
+    try:
+        with closing(conversation.reply(text, params)) as chunks:
+            for chunk in chunks:
+                print(chunk.text, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" …", end="")
+    except RequestError as error:
+        _print_error(str(error))
+    print()
+
+
+def _print_error(message: str) -> None:
+    messages.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,27 @@
+"""Names and constants that exported graphs and the runtime agree on."""
+
+__all__ = ["FEATURE", "GREEDY_TEMPERATURE", "MASKED", "cache_names", "context_names", "delta_names"]
+
+MASKED = -30000.0
+"""Attention bias of a key that must not be seen: zero after softmax, and finite in float16 even when added twice."""
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this choose the argmax (SEMANTICS: acceptance)."""
+
+FEATURE = "feature"
+"""The target's output that an EAGLE-3 drafter reads, ``[N, H]``: the projected taps."""
+
+
+def cache_names(layer: int) -> tuple[str, str]:
+    """Names of a target layer's cached keys and values, graph inputs ``[B, Hkv, S, D]``."""
+    return f"past.{layer}.key", f"past.{layer}.value"
+
+
+def delta_names(layer: int) -> tuple[str, str]:
+    """Names of a target layer's new rows, graph outputs ``[B, Hkv, T, D]``."""
+    return f"new.{layer}.key", f"new.{layer}.value"
+
+
+def context_names(layer: int) -> tuple[str, str]:
+    """Names of a draft layer's rows: outputs of the graph that computes them, inputs of the one that attends to them."""
+    return f"context.{layer}.key", f"context.{layer}.value"

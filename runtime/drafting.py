@@ -1,0 +1,304 @@
+"""Drafters: what proposes a block of tokens for every running request."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.providers.session import Call, Session
+from dspark.runtime.bound_calls import BoundCalls
+from dspark.runtime.bundle import DrafterInfo, HeadInfo, Manifest
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.contract import context_names, delta_names
+from dspark.runtime.target import DRAFT, Verification, causal_bias, new_rows, past_bias
+
+__all__ = ["BlockDrafter", "DraftInput", "Drafter", "Eagle3Drafter", "Proposal", "make_drafter"]
+
+EXTENSION = 256
+"""Committed tokens that an EAGLE-3 drafter takes at once, which bounds its attention's memory."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens of the requests in slots 0…R − 1: views of buffers that the next proposal overwrites.
+
+    Attributes:
+        tokens: Target ids, int64 ``[R, γ]``.
+        logits: What they were drawn from, float32 ``[R, γ, V']``.
+        confidence: Logits of the tokens' survival, float32 ``[R, γ]``; None without a confidence head.
+    """
+
+    tokens: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    confidence: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class DraftInput:
+    """What a request brings to a draft.
+
+    Attributes:
+        anchor: Its last token.
+        uniforms: Random numbers ``[γ]`` for the draws.
+        temperature: Of the draft; 0 takes the likeliest tokens.
+    """
+
+    anchor: int
+    uniforms: NDArray[np.float32]
+    temperature: float
+
+
+class Drafter(Protocol):
+    """Follows what the target commits and proposes what might come next."""
+
+    def begin(self, slot: int) -> None:
+        """Starts with a new request in a slot."""
+
+    def commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
+        """Takes over the context of committed tokens.
+
+        Args:
+            slot: The request's slot; its committed tokens go after what it holds.
+            verification: The step that computed them.
+            index: The request's place in that step.
+            following: The token after each committed token.
+        """
+
+    def move(self, slot: int, source: int) -> None:
+        """Follows a request that moved from one slot to another."""
+
+    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+        """Drafts a block for the requests in slots 0…R − 1."""
+
+
+class _Sampled:
+    """Buffers that every graph which samples shares."""
+
+    def __init__(self, info: DrafterInfo, requests: int, *, confidence: bool) -> None:
+        length = info.draft_length
+        self.inputs: dict[str, NDArray[Any]] = {
+            "uniform": np.zeros((requests, length), np.float32),
+            "temperature": np.zeros(requests, np.float32),
+        }
+        self.tokens = np.zeros((requests, length), np.int64)
+        self.logits = np.zeros((requests, length, info.vocabulary_size), np.float32)
+        self.confidence = np.zeros((requests, length), np.float32) if confidence else None
+        self.outputs: dict[str, NDArray[Any]] = {"tokens": self.tokens, "draft_logits": self.logits}
+        if self.confidence is not None:
+            self.outputs["confidence"] = self.confidence
+
+    def fill(self, inputs: Sequence[DraftInput]) -> None:
+        self.inputs["uniform"][:] = [item.uniforms for item in inputs]
+        self.inputs["temperature"][:] = [item.temperature for item in inputs]
+
+    def proposal(self) -> Proposal:
+        return Proposal(self.tokens, self.logits, self.confidence)
+
+
+class BlockDrafter:
+    """DSpark and DFlash: one pass drafts the block, one call of the head samples it.
+
+    Args:
+        session: The drafter's graph.
+        head_session: The head's graph.
+        info: The drafter's description.
+        head: The head's description.
+        cache: Holds the context rows that the target computes.
+        clock: Tells the time spent in each graph.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        head_session: Session,
+        info: DrafterInfo,
+        head: HeadInfo,
+        cache: KeyValueCache,
+        clock: PhaseClock,
+    ) -> None:
+        self._session = session
+        self._head_session = head_session
+        self._info = info
+        self._head = head
+        self._cache = cache
+        self._clock = clock
+        self._blocks = BoundCalls(cache, self._bind)
+
+    def begin(self, slot: int) -> None:
+        """Nothing to do: all context is in the cache's slot."""
+
+    def commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
+        """Appends the context rows of the committed tokens."""
+        assert verification.context is not None
+        self._cache.append(DRAFT, slot, verification.context[:, :, index, :, : len(following)])
+
+    def move(self, slot: int, source: int) -> None:
+        """Nothing to do: the context moves with the cache's slot."""
+
+    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+        """Drafts a block for the requests in slots 0…R − 1."""
+        requests = len(inputs)
+        block = self._blocks.get(requests)
+        lengths = self._cache.lengths[DRAFT, :requests]
+        block.inputs["anchor_ids"][:] = [item.anchor for item in inputs]
+        block.inputs["anchor_positions"][:] = lengths
+        block.inputs["context_bias"][:] = past_bias(lengths, self._cache.capacity)
+        block.sampled.fill(inputs)
+        with self._clock.phase("draft"):
+            block.drafter.run()
+        with self._clock.phase("head"):
+            block.head.run()
+        return block.sampled.proposal()
+
+    def _bind(self, requests: int) -> "_Block":
+        info, capacity = self._info, self._cache.capacity
+        inputs: dict[str, NDArray[Any]] = {
+            "anchor_ids": np.zeros(requests, np.int64),
+            "anchor_positions": np.zeros(requests, np.int64),
+            "context_bias": np.zeros((requests, 1, 1, 1, capacity), np.float32),
+        }
+        context = dict(inputs)
+        for index, arrays in enumerate(self._cache.layers(DRAFT, slice(0, requests))):
+            context.update(zip(context_names(index), arrays, strict=True))
+        drafted = {
+            "hidden": np.zeros((requests, info.draft_length, info.hidden_size), np.float32),
+            "base_logits": np.zeros((requests, info.draft_length, info.vocabulary_size), np.float32),
+        }
+        sampled = _Sampled(info, requests, confidence=self._head.confidence != "none")
+        head_inputs = {**drafted, "anchor_ids": inputs["anchor_ids"], **sampled.inputs}
+        return _Block(
+            drafter=self._session.bind(context, drafted),
+            head=self._head_session.bind(head_inputs, sampled.outputs),
+            inputs=inputs,
+            sampled=sampled,
+        )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Bound calls of drafter and head for one number of requests."""
+
+    drafter: Call
+    head: Call
+    inputs: dict[str, NDArray[Any]]
+    sampled: _Sampled
+
+
+@dataclass
+class _Pending:
+    """Committed tokens of a request that an EAGLE-3 drafter has not taken yet.
+
+    Attributes:
+        features: The target's feature ``[H]`` at each token.
+        following: The token after each.
+    """
+
+    features: list[NDArray[np.float32]] = field(default_factory=list)
+    following: list[int] = field(default_factory=list)
+
+
+class Eagle3Drafter:
+    """EAGLE-3: extends its cache with committed tokens and drafts token by token, all in one graph call.
+
+    Args:
+        session: The drafter's graph.
+        info: The drafter's description.
+        cache: Holds the drafter's own keys and values.
+        clock: Tells the time spent in the graph.
+    """
+
+    def __init__(self, session: Session, info: DrafterInfo, cache: KeyValueCache, clock: PhaseClock) -> None:
+        self._session = session
+        self._info = info
+        self._cache = cache
+        self._clock = clock
+        self._extensions = BoundCalls(cache, self._bind)
+        self._pending: dict[int, _Pending] = {}
+
+    def begin(self, slot: int) -> None:
+        """Forgets what the slot's last request left."""
+        self._pending[slot] = _Pending()
+
+    def commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
+        """Keeps the features of committed tokens, each paired with the token after it, for the next proposal."""
+        assert verification.features is not None
+        start = verification.offsets[index]
+        pending = self._pending[slot]
+        pending.features.extend(verification.features[start : start + len(following)].copy())
+        pending.following.extend(following)
+
+    def move(self, slot: int, source: int) -> None:
+        """Follows a request that moved from one slot to another."""
+        self._pending[slot] = self._pending.pop(source)
+
+    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+        """Drafts a block for the requests in slots 0…R − 1."""
+        for slot, item in enumerate(inputs):
+            while len(self._pending[slot].following) > EXTENSION:
+                self._extend(slot, [item], EXTENSION)
+        return self._extend(0, inputs, EXTENSION)
+
+    def _extend(self, first_slot: int, inputs: Sequence[DraftInput], most: int) -> Proposal:
+        """Takes up to ``most`` pending tokens of each request into the cache and drafts after the last."""
+        slots = range(first_slot, first_slot + len(inputs))
+        counts = [min(len(self._pending[slot].following), most) for slot in slots]
+        extension = self._extensions.get(first_slot, len(inputs), max(counts))
+        lengths = self._cache.lengths[DRAFT, slots]
+        buffers = extension.inputs
+        width = buffers["input_ids"].shape[1]
+        for index, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            pending = self._pending[slot]
+            buffers["input_ids"][index, :count] = pending.following[:count]
+            buffers["features"][index, :count] = pending.features[:count]
+            del pending.following[:count], pending.features[:count]
+        buffers["position_ids"][:] = lengths[:, None] + np.arange(width)
+        buffers["last_index"][:] = np.subtract(counts, 1)
+        buffers["attention_bias"][..., :-width] = past_bias(lengths, self._cache.capacity)
+        extension.sampled.fill(inputs)
+        with self._clock.phase("draft"):
+            extension.call.run()
+        for index, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            self._cache.append(DRAFT, slot, extension.rows[:, :, index, :, :count])
+        return extension.sampled.proposal()
+
+    def _bind(self, first_slot: int, requests: int, width: int) -> "_Extension":
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": np.zeros((requests, width), np.int64),
+            "features": np.zeros((requests, width, self._info.hidden_size), np.float32),
+            "position_ids": np.zeros((requests, width), np.int64),
+            "last_index": np.zeros(requests, np.int64),
+            "attention_bias": causal_bias(requests, width, self._cache.capacity),
+        }
+        sampled = _Sampled(self._info, requests, confidence=False)
+        bound = {**inputs, **sampled.inputs}
+        for index, arrays in enumerate(self._cache.layers(DRAFT, slice(first_slot, first_slot + requests))):
+            bound.update(zip(context_names(index), arrays, strict=True))
+        rows = new_rows(self._info.cache, requests, width)
+        outputs = dict(sampled.outputs)
+        for index, layer in enumerate(rows):
+            outputs.update(zip(delta_names(index), layer, strict=True))
+        return _Extension(self._session.bind(bound, outputs), inputs, sampled, rows)
+
+
+@dataclass(frozen=True)
+class _Extension:
+    """A bound call for one shape of extension, with its buffers."""
+
+    call: Call
+    inputs: dict[str, NDArray[Any]]
+    sampled: _Sampled
+    rows: NDArray[np.float32]
+
+
+def make_drafter(
+    manifest: Manifest, sessions: Mapping[str, Session], cache: KeyValueCache, clock: PhaseClock
+) -> Drafter:
+    """The drafter of a bundle that has one, over its loaded graphs."""
+    assert manifest.drafter is not None
+    if manifest.drafter.kind == "eagle3":
+        return Eagle3Drafter(sessions["drafter"], manifest.drafter, cache, clock)
+    assert manifest.head is not None
+    return BlockDrafter(sessions["drafter"], sessions["head"], manifest.drafter, manifest.head, cache, clock)

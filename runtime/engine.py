@@ -1,0 +1,216 @@
+"""The continuous-batching engine: draft, schedule, verify, commit.
+
+A request moves from *waiting* through *prefill*, in chunks, to *running*; requests join and leave between rounds.
+Running requests fill the cache's slots 0…R − 1, the one being prefilled has slot R.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.drafting import Drafter, DraftInput, Proposal
+from dspark.runtime.errors import NumericalError
+from dspark.runtime.request import Request
+from dspark.runtime.scheduler import Scheduler
+from dspark.runtime.target import TARGET, Target, TokenRun, Verification
+
+__all__ = ["Engine", "Speculation"]
+
+PREFILL_CHUNK = 256
+"""Prompt tokens a step computes: bounds attention's memory on long prompts and the wait of running requests."""
+NO_TOKENS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How the engine drafts.
+
+    Attributes:
+        drafter: Proposes tokens.
+        scheduler: Chooses how many are verified.
+        max_draft_tokens: The most that are verified of one draft.
+        draft_length: Tokens a draft proposes (γ).
+        vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
+    """
+
+    drafter: Drafter
+    scheduler: Scheduler
+    max_draft_tokens: int
+    draft_length: int
+    vocabulary: NDArray[np.int64] | None
+
+
+class Engine:
+    """Runs requests to their end, several at a time.
+
+    Args:
+        target: The target's graph.
+        cache: The cache that it reads.
+        speculation: How to draft; None decodes plainly.
+        batch_size: Requests that run at once; the cache has as many slots.
+        clock: Tells where the time goes.
+    """
+
+    def __init__(
+        self, target: Target, cache: KeyValueCache, speculation: Speculation | None, batch_size: int, clock: PhaseClock
+    ) -> None:
+        self._target = target
+        self._cache = cache
+        self._speculation = speculation
+        self._batch_size = batch_size
+        self._clock = clock
+        self._waiting: deque[Request] = deque()
+        self._prefilling: Request | None = None
+        self._running: list[Request] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or self._prefilling or self._running)
+
+    def submit(self, request: Request) -> None:
+        """Queues a request."""
+        self._waiting.append(request)
+
+    def step(self) -> list[Request]:
+        """One prefill chunk, if a request needs it, and one round of the running requests.
+
+        Returns:
+            The requests that emitted tokens or ended.
+        """
+        touched = []
+        if self._prefilling is None and self._waiting and len(self._running) < self._batch_size:
+            self._begin(self._waiting.popleft())
+        if self._prefilling is not None and self._prefill(self._prefilling):
+            touched.append(self._prefilling)
+            self._join(self._prefilling)
+        if self._running:
+            touched += [request for request in self._round() if request not in touched]
+        return touched
+
+    def cancel(self, request: Request) -> None:
+        """Forgets a request wherever it is; its slot is free at once."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request is self._prefilling:
+            self._prefilling = None
+        elif request in self._running:
+            self._leave(request)
+
+    def _begin(self, request: Request) -> None:
+        slot = len(self._running)
+        self._cache.truncate(slot, 0)
+        if request.prefix is not None:
+            self._cache.copy(slot, request.prefix, 0)
+        if self._speculation is not None:
+            self._speculation.drafter.begin(slot)
+        self._prefilling = request
+
+    def _prefill(self, request: Request) -> bool:
+        """Computes the next chunk of a prompt; returns whether it was the last."""
+        slot = len(self._running)
+        prompt = request.prompt_ids
+        start = int(self._cache.lengths[TARGET, slot])
+        chunk = prompt[start : start + PREFILL_CHUNK]
+        verification = self._target.prefill(slot, TokenRun(chunk, len(prompt)))
+        following = prompt[start + 1 : start + 1 + len(chunk)]
+        if len(following) < len(chunk):
+            try:
+                following += request.emit([request.sampler.next_token(verification.logits[0])])
+            except NumericalError as error:
+                request.fail(error)
+                return True
+        self._commit(slot, verification, 0, following)
+        return start + len(chunk) == len(prompt)
+
+    def _join(self, request: Request) -> None:
+        """Makes a request whose prompt is computed a running one, unless it has ended already."""
+        self._prefilling = None
+        self._running.append(request)
+        if request.finish_reason is not None:
+            self._leave(request)
+
+    def _round(self) -> list[Request]:
+        """Drafts, schedules, verifies and commits once for every running request."""
+        requests = list(self._running)
+        limits = self._draft_limits()
+        proposal = self._propose(requests) if limits.any() else None
+        lengths = self._schedule(proposal, limits)
+        drafts = [proposal.tokens[index, :length] if proposal else NO_TOKENS for index, length in enumerate(lengths)]
+        runs = [
+            TokenRun([request.anchor, *draft], len(request.prompt_ids))
+            for request, draft in zip(requests, drafts, strict=True)
+        ]
+        verification = self._target.verify(runs)
+        for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            logits = verification.logits[verification.offsets[index] : verification.offsets[index + 1]]
+            draft_logits = proposal.logits[index, : len(draft)] if proposal else None
+            try:
+                accepted, tokens = request.sampler.accept(logits, draft, draft_logits, self._draft_vocabulary)
+            except NumericalError as error:
+                request.fail(error)
+                continue
+            taken = request.emit(tokens)
+            request.record_round(len(draft), min(accepted, len(taken)))
+            self._commit(index, verification, index, taken)
+        for request in requests:
+            if request.finish_reason is not None:
+                self._leave(request)
+        return requests
+
+    @property
+    def _draft_vocabulary(self) -> NDArray[np.int64] | None:
+        return self._speculation.vocabulary if self._speculation else None
+
+    def _draft_limits(self) -> NDArray[np.int64]:
+        """The most draft tokens of each running request, ``[R]``; its last token needs no draft."""
+        most = self._speculation.max_draft_tokens if self._speculation else 0
+        return np.array([most if request.remaining > 1 else 0 for request in self._running], np.int64)
+
+    def _propose(self, requests: Sequence[Request]) -> Proposal:
+        assert self._speculation is not None
+        length = self._speculation.draft_length
+        return self._speculation.drafter.propose(
+            [
+                DraftInput(request.anchor, request.sampler.draft_uniforms(length), request.sampler.draft_temperature)
+                for request in requests
+            ]
+        )
+
+    def _schedule(self, proposal: Proposal | None, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        if proposal is None or self._speculation is None:
+            return limits
+        with self._clock.phase("schedule"):
+            confidence = None if proposal.confidence is None else 1 / (1 + np.exp(-proposal.confidence))
+            return self._speculation.scheduler.schedule(confidence, limits)
+
+    def _commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
+        """Keeps the rows of the tokens before ``following``; the rest of the step is forgotten."""
+        self._cache.append(TARGET, slot, verification.rows[:, :, index, :, : len(following)])
+        if self._speculation is not None:
+            self._speculation.drafter.commit(slot, verification, index, following)
+
+    def _leave(self, request: Request) -> None:
+        """Frees a running request's slot and closes the gap."""
+        slot, last = self._running.index(request), len(self._running) - 1
+        if request.keep_cache:
+            request.cache = self._cache.extract(slot)
+        if slot != last:
+            self._move(slot, last)
+            self._running[slot] = self._running[last]
+        self._running.pop()
+        if self._prefilling is not None:
+            self._move(last, last + 1)
+        else:
+            self._cache.truncate(last, 0)
+
+    def _move(self, slot: int, source: int) -> None:
+        self._cache.copy(slot, self._cache, source)
+        self._cache.truncate(source, 0)
+        if self._speculation is not None:
+            self._speculation.drafter.move(slot, source)

@@ -1,0 +1,298 @@
+"""The public API: load a bundle, generate, stream, converse."""
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from dspark.providers import Provider, ProviderError, Session, find_provider
+from dspark.runtime.acceptance import Sampler
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.drafting import make_drafter
+from dspark.runtime.engine import Engine, Speculation
+from dspark.runtime.errors import RequestError
+from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.request import Completion, Request
+from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.target import Target
+from dspark.runtime.text import TextProcessor, TextStream
+
+__all__ = ["Chunk", "DSparkInference", "Prompt", "open_sessions"]
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or chat messages."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Output that has just been decided.
+
+    Attributes:
+        text: New text, possibly empty (a character or a stop string may be incomplete).
+        token_ids: New ids.
+    """
+
+    text: str
+    token_ids: list[int]
+
+
+class DSparkInference:
+    """A loaded bundle.
+
+    Make one with ``load``. Prompts given as text go through the chat template, if the bundle has one, unless ``raw``.
+
+    Attributes:
+        bundle: The bundle.
+        clock: Where the time of its generations goes, by phase.
+        context_length: Longest text in tokens, prompt and output together.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        sessions: Mapping[str, Session],
+        options: SpeculationOptions,
+        batch_size: int,
+        context_length: int,
+    ) -> None:
+        manifest = bundle.manifest
+        self.bundle = bundle
+        self.clock = PhaseClock()
+        self.context_length = context_length
+        self.text = _text_processor(bundle)
+        self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
+        plan = options.resolve(manifest)
+        groups = [manifest.target.cache]
+        if plan is not None and manifest.drafter is not None:
+            groups.append(manifest.drafter.cache)
+        cache = KeyValueCache(groups, batch_size)
+        target = Target(sessions["target"], manifest, cache, self.clock, drafting=plan is not None)
+        speculation = None
+        if plan is not None and manifest.drafter is not None:
+            scheduler, most = plan
+            speculation = Speculation(
+                drafter=make_drafter(manifest, sessions, cache, self.clock),
+                scheduler=scheduler,
+                max_draft_tokens=most,
+                draft_length=manifest.drafter.draft_length,
+                vocabulary=bundle.draft_vocabulary(),
+            )
+        self.engine = Engine(target, cache, speculation, batch_size, self.clock)
+
+    @classmethod
+    def load(
+        cls,
+        bundle: Path | str,
+        *,
+        provider: str = "cpu",
+        threads: int | None = None,
+        batch_size: int = 8,
+        options: SpeculationOptions | None = None,
+        max_sequence_length: int | None = None,
+        check_hashes: bool | None = None,
+    ) -> "DSparkInference":
+        """Loads a bundle.
+
+        Args:
+            bundle: Its folder.
+            provider: What runs its graphs.
+            threads: Host threads; by default one a core.
+            batch_size: Requests that run at once.
+            options: How to speculate.
+            max_sequence_length: Longest text in tokens, to bound the cache; by default the model's own limit.
+            check_hashes: See ``Bundle.open``.
+
+        Raises:
+            BundleError: The bundle is missing, damaged or of another version.
+            ProviderError: The provider is unknown, not installed, or cannot run the bundle.
+            RequestError: An option does not fit the bundle.
+        """
+        options = options or SpeculationOptions()
+        opened = Bundle.open(bundle, check_hashes=False)
+        manifest = opened.manifest
+        if batch_size < 1:
+            raise RequestError(f"batch_size is {batch_size}; it must be at least 1")
+        if threads is not None and threads < 1:
+            raise RequestError(f"threads is {threads}; it must be at least 1")
+        limit = manifest.target.context_length
+        if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
+            raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
+        names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
+        sessions = open_sessions(opened, find_provider(provider), names, threads, check_hashes)
+        return cls(opened, sessions, options, batch_size, max_sequence_length or limit)
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        prefix: KeyValueCache | None = None,
+        keep_cache: bool = False,
+    ) -> Request:
+        """Checks a prompt and makes a request of it, to be submitted to the engine.
+
+        Args:
+            prompt: Text, chat messages, or token ids.
+            params: Sampling options; greedy by default.
+            raw: Whether text is taken as it is, without the chat template.
+            prefix: See ``Request``.
+            keep_cache: See ``Request``.
+
+        Raises:
+            RequestError: The prompt is empty, too long, malformed, or has ids outside the vocabulary.
+        """
+        params = params or SamplingParams()
+        prompt_ids = self.encode(prompt, raw=raw)
+        size = self.bundle.manifest.target.vocabulary_size
+        if not prompt_ids:
+            raise RequestError("the prompt is empty; it must have at least one token")
+        outside = [token for token in prompt_ids if not 0 <= token < size]
+        if outside:
+            raise RequestError(f"prompt_ids has {outside[0]}, which is outside the vocabulary (0 to {size - 1})")
+        total = len(prompt_ids) + params.max_new_tokens
+        if total > self.context_length:
+            raise RequestError(
+                f"the prompt's {len(prompt_ids)} tokens and max_new_tokens {params.max_new_tokens} make {total}; "
+                f"the limit is {self.context_length}"
+            )
+        if params.stop and self.text is None:
+            raise RequestError("stop strings need a tokenizer, and this bundle has none")
+        sampler = Sampler(params, prompt_ids, size, self._stop_token_ids)
+        stream = TextStream(self.text, params.stop) if self.text is not None else None
+        return Request(prompt_ids, sampler, self._stop_token_ids, stream, prefix=prefix, keep_cache=keep_cache)
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: Text, chat messages, or token ids, which are taken as they are.
+            raw: Whether text is taken as it is, without the chat template.
+
+        Raises:
+            RequestError: The prompt is malformed, or the bundle lacks the tokenizer or template that it needs.
+        """
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return list(prompt)  # type: ignore[arg-type]
+        if self.text is None:
+            raise RequestError("this bundle has no tokenizer; give prompts as token ids")
+        if not isinstance(prompt, str):
+            return self.text.encode_chat(prompt)  # type: ignore[arg-type]
+        if raw or not self.text.has_chat_template:
+            return self.text.encode(prompt)
+        return self.text.encode_chat([{"role": "user", "content": prompt}])
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+    ) -> list[Completion]:
+        """Generates for several prompts at once.
+
+        Args:
+            prompts: The prompts.
+            params: Sampling options of all, or of each.
+            raw: Whether text is taken as it is, without the chat template.
+
+        Returns:
+            The completions, in the order of the prompts.
+
+        Raises:
+            RequestError: A prompt or its options are refused; nothing has been computed then.
+        """
+        if not isinstance(params, Sequence):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling options")
+        requests = [self.request(prompt, each, raw=raw) for prompt, each in zip(prompts, params, strict=True)]
+        self.run(requests)
+        return [request.completion() for request in requests]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
+    ) -> Generator[Chunk, None, None]:
+        """Generates for one prompt and yields output as it is decided; closing the iterator frees its slot.
+
+        Several streams may be open at once; each step of one moves all of them on.
+
+        Args:
+            prompt: The prompt.
+            params: Sampling options; greedy by default.
+            raw: Whether text is taken as it is, without the chat template.
+
+        Raises:
+            RequestError: As ``request``.
+            NumericalError: The model returned values that are not finite.
+        """
+        return self.follow(self.request(prompt, params, raw=raw))
+
+    def follow(self, request: Request) -> Generator[Chunk, None, None]:
+        """Submits a request and yields its output as it is decided; closing the iterator cancels it.
+
+        Raises:
+            NumericalError: The model returned values that are not finite.
+        """
+        self.engine.submit(request)
+        try:
+            seen = 0
+            while request.finish_reason is None:
+                self.engine.step()
+                text, tokens = request.take_text(), request.output_ids[seen:]
+                seen += len(tokens)
+                if text or tokens:
+                    yield Chunk(text, tokens)
+        finally:
+            self.engine.cancel(request)
+        if request.failure is not None:
+            raise request.failure
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Runs requests to their end."""
+        for request in requests:
+            self.engine.submit(request)
+        while not self.engine.idle:
+            self.engine.step()
+
+
+def open_sessions(
+    bundle: Bundle, provider: Provider, names: Sequence[str], threads: int | None, check_hashes: bool | None
+) -> dict[str, Session]:
+    """Loads graphs side by side, and checks the files' hashes meanwhile.
+
+    Args:
+        bundle: The bundle.
+        provider: Runs the graphs.
+        names: The graphs to load.
+        threads: See ``DSparkInference.load``.
+        check_hashes: See ``Bundle.open``.
+
+    Raises:
+        BundleError: A file was altered.
+        ProviderError: The provider cannot run the graphs.
+    """
+    manifest = bundle.manifest
+    for name in names:
+        precision = manifest.precision[name]
+        if precision not in provider.precisions:
+            raise ProviderError(
+                f"{provider.name} does not run {precision} ({name} graph); it runs {', '.join(sorted(provider.precisions))}"
+            )
+    with ThreadPoolExecutor() as pool:
+        checked = pool.submit(bundle.check_hashes, check_hashes)
+        files = manifest.graphs.model_dump()
+        opened = {name: pool.submit(provider.open, bundle.file(files[name]), threads=threads) for name in names}
+        checked.result()  # an altered file is the better error than what a session makes of it
+        return {name: session.result() for name, session in opened.items()}
+
+
+def _text_processor(bundle: Bundle) -> TextProcessor | None:
+    text = bundle.manifest.text
+    if text.tokenizer is None:
+        return None
+    template = None if text.chat_template is None else bundle.text(text.chat_template)
+    return TextProcessor(bundle.text(text.tokenizer), template, text.special_tokens)

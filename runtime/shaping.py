@@ -1,0 +1,192 @@
+"""From logits to the distributions p and q that the accept rule compares."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.runtime.errors import NumericalError, RequestError
+from dspark.runtime.sampling import SamplingParams
+
+__all__ = ["Distribution", "Penalties", "finite_maximum", "proposed", "shaped"]
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+
+class Distribution:
+    """Unnormalised weights of token ids.
+
+    Attributes:
+        weights: `[n]`, at least 0 each and not all 0.
+        ids: `[n]` the weights' distinct token ids; None when weight i belongs to token i.
+        total: The weights' sum, in float64.
+    """
+
+    __slots__ = ("ids", "total", "weights")
+
+    def __init__(self, weights: npt.NDArray[np.floating[Any]], ids: Ids | None = None) -> None:
+        self.weights = weights
+        self.ids = ids
+        self.total = float(weights.sum(dtype=np.float64))
+
+    @classmethod
+    def point(cls, token: int) -> "Distribution":
+        """All mass on one token."""
+        return cls(np.ones(1), np.array([token]))
+
+    def only(self, kept: Ids) -> "Distribution":
+        """The restriction to the entries at the positions `kept`."""
+        return Distribution(self.weights[kept], kept if self.ids is None else self.ids[kept])
+
+    def probability(self, token: int) -> float:
+        """The probability of one token id; 0 outside `ids`."""
+        weight = self.weights[token] if self.ids is None else self.weights[self.ids == token].sum()
+        return float(weight) / self.total
+
+    def dense(self, size: int) -> npt.NDArray[np.float64]:
+        """The probabilities of the ids 0…size − 1, `[size]`."""
+        if self.ids is None:
+            return self.weights / np.float64(self.total)
+        probabilities = np.zeros(size)
+        probabilities[self.ids] = self.weights / np.float64(self.total)
+        return probabilities
+
+    def draw(self, uniform: float) -> int:
+        """The token at which the cumulative distribution passes `uniform` (in [0, 1))."""
+        cumulative = np.cumsum(self.weights, dtype=np.float64)
+        position = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+        # Rounding may lift the target onto the last value; the first entry that reaches it has weight.
+        position = min(position, np.searchsorted(cumulative, cumulative[-1], side="left"))
+        return int(position if self.ids is None else self.ids[position])
+
+
+class Penalties:
+    """Logit bias and repetition, presence and frequency penalties of one request, with the counts they depend on.
+
+    Args:
+        params: The request's options.
+        prompt_ids: The prompt; only the repetition penalty looks at it.
+        vocabulary_size: V.
+
+    Raises:
+        RequestError: A biased token id is outside the vocabulary.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int] | Ids, vocabulary_size: int) -> None:
+        if (highest := max(params.logit_bias, default=0)) >= vocabulary_size:
+            raise RequestError(f"logit_bias names token {highest}; the vocabulary ends at {vocabulary_size - 1}")
+        self._repetition = params.repetition_penalty
+        self._presence = params.presence_penalty
+        self._frequency = params.frequency_penalty
+        penalised = (self._repetition, self._presence, self._frequency) != (1.0, 0.0, 0.0)
+        self._active = penalised or bool(params.logit_bias)
+        if self._active:
+            self._bias = np.zeros(vocabulary_size)
+            self._bias[list(params.logit_bias)] = list(params.logit_bias.values())
+            self._generated = np.zeros(vocabulary_size, np.int64)
+            self._seen = np.zeros(vocabulary_size, np.bool_)
+            self._seen[np.asarray(prompt_ids, np.int64)] = True
+
+    def record(self, token: int) -> None:
+        """Count a generated token."""
+        if self._active:
+            self._generated[token] += 1
+            self._seen[token] = True
+
+    def apply(self, logits: Logits) -> Logits:
+        """Return the row `[V]` as the tokens recorded so far change it; the argument stays as it is."""
+        if not self._active:
+            return logits
+        touched = np.flatnonzero(self._seen | (self._bias != 0))
+        values = logits[touched] + self._bias[touched]
+        repeated = np.where(values < 0, values * self._repetition, values / self._repetition)
+        values = np.where(self._seen[touched], repeated, values)
+        generated = self._generated[touched]
+        values -= self._presence * (generated > 0) + self._frequency * generated
+        limit = np.finfo(np.float32).max
+        penalised = logits.copy()
+        penalised[touched] = np.clip(values, -limit, limit)
+        return penalised
+
+
+def finite_maximum(logits: Logits, name: str) -> np.float32:
+    """Return the row's largest value, after making sure that all are finite.
+
+    Args:
+        logits: `[V]`.
+        name: What the row is, for the error.
+
+    Raises:
+        NumericalError: The row holds a NaN or an infinity; names its token id.
+    """
+    # NaN survives both reductions, so two passes without a temporary see everything.
+    highest: np.float32 = logits.max()
+    if not math.isfinite(highest) or not math.isfinite(logits.min()):
+        finite = np.isfinite(logits)
+        token = int(finite.argmin())
+        raise NumericalError(f"{name}: the logit of token {token} is {logits[token]}, not a finite number")
+    return highest
+
+
+def shaped(logits: Logits, params: SamplingParams) -> Distribution:
+    """The target's distribution p after temperature, top-k, top-p and min-p.
+
+    Args:
+        logits: `[V]` finite logits, penalties applied.
+        params: The request's options.
+
+    Returns:
+        p; all mass on the largest logit when decoding is greedy. Of equal logits the lowest ids go first.
+    """
+    if params.greedy:
+        return Distribution.point(int(logits.argmax()))
+    with np.errstate(over="ignore"):  # a token ruled out by its bias falls to -inf: weight 0
+        scaled = logits - logits.max()
+        if params.temperature != 1:
+            scaled /= np.float32(params.temperature)
+    kept = None
+    if 0 < params.top_k < len(scaled):
+        kept = _largest(scaled, params.top_k, np.partition(scaled, -params.top_k)[-params.top_k])
+        scaled = scaled[kept]
+    p = Distribution(np.exp(scaled, out=scaled), kept)
+    if params.top_p < 1:
+        p = p.only(_nucleus(p, params.top_p))
+    if params.min_p > 0:  # the likeliest token has weight exp(0) = 1
+        p = p.only(np.flatnonzero(p.weights >= params.min_p))
+    return p
+
+
+def proposed(logits: Logits, temperature: float, vocabulary: Ids | None, name: str) -> Distribution:
+    """The draft distribution q = softmax(logits / temperature), computed as the head graph computes it.
+
+    Args:
+        logits: `[V']` the row the draft token was drawn from.
+        temperature: The temperature it was drawn with, above 0.
+        vocabulary: `[V']` the target id of every draft id; None when they are the same.
+        name: What the row is, for the error.
+
+    Raises:
+        NumericalError: The row holds a NaN or an infinity.
+    """
+    scaled = logits if temperature == 1 else logits / np.float32(temperature)
+    return Distribution(np.exp(scaled - finite_maximum(scaled, name)), vocabulary)
+
+
+def _nucleus(p: Distribution, mass: float) -> Ids:
+    """Ascending positions of the fewest largest weights that hold `mass`."""
+    # All weights under this bound together hold less than 1 - mass: they are never needed, so never sorted.
+    bound = (1 - mass) * p.total / len(p.weights)
+    descending = np.sort(p.weights[p.weights >= bound])[::-1]
+    before = np.searchsorted(np.cumsum(descending, dtype=np.float64), mass * p.total)
+    count = min(int(before) + 1, len(descending))
+    return _largest(p.weights, count, descending[count - 1])
+
+
+def _largest(values: npt.NDArray[Any], count: int, smallest: np.floating[Any]) -> Ids:
+    """Ascending positions of the `count` largest values, the last of which is `smallest`; of equal ones the first."""
+    above = np.flatnonzero(values > smallest)
+    tied = np.flatnonzero(values == smallest)[: count - len(above)]
+    return np.sort(np.concatenate((above, tied)))
