@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Turns a target model and a drafter into a bundle for dspark-run."""
     if verify:
-        require_verify_dependencies()
+        require_verify_dependencies(target)
     planned = prepare(target, drafter, output, force=force)
     manifest = _export(planned)
     _show(manifest, output)

@@ -60,14 +60,14 @@ class Sampler:
         return 0.0 if self.greedy else self.params.temperature
 
     def draft_uniforms(self, count: int) -> npt.NDArray[np.float32]:
-        """Draw `[count]` uniforms in [0, 1) for the draft tokens of one block."""
+        """Draws ``[count]`` uniforms in [0, 1) for the draft tokens of one block."""
         return self._draft_stream.random(count, dtype=np.float32)
 
     def next_token(self, logits: npt.NDArray[np.float32]) -> int:
-        """Decide one token without a draft.
+        """Decides one token without a draft.
 
         Args:
-            logits: `[V]` the target's logits.
+            logits: ``[V]`` the target's logits.
 
         Raises:
             NumericalError: A logit is not finite.
@@ -81,14 +81,14 @@ class Sampler:
         draft_logits: npt.NDArray[np.float32] | None,
         draft_vocabulary: npt.NDArray[np.int64] | None,
     ) -> tuple[int, list[int]]:
-        """Decide one round of ℓ ≥ 0 draft tokens.
+        """Decides one round of ℓ ≥ 0 draft tokens.
 
         Args:
-            logits: `[ℓ + 1, V]` the target's logits after the anchor and after each draft token.
-            draft_tokens: `[ℓ]` target token ids.
-            draft_logits: `[ℓ, V']` what the tokens were drawn from at `draft_temperature`; None when they were not
+            logits: ``[ℓ + 1, V]`` the target's logits after the anchor and after each draft token.
+            draft_tokens: ``[ℓ]`` target token ids.
+            draft_logits: ``[ℓ, V']`` what the tokens were drawn from at ``draft_temperature``; None when they were not
                 drawn but chosen (each is certain to have been proposed).
-            draft_vocabulary: `[V']` the target id of every draft id; None when they are the same.
+            draft_vocabulary: ``[V']`` the target id of every draft id; None when they are the same.
 
         Returns:
             How many draft tokens were accepted, and the tokens emitted: these and one of the target's own. An accepted

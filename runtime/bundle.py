@@ -212,17 +212,18 @@ class Bundle:
         drafter = self.manifest.drafter
         if drafter is None or drafter.draft_vocabulary is None:
             return None
+        path = self.file(drafter.draft_vocabulary)
         try:
-            ids = np.load(self.file(drafter.draft_vocabulary), allow_pickle=False)
+            with path.open("rb") as file:
+                ids = np.lib.format.read_array(file, allow_pickle=False)
         except ValueError as error:
-            raise BundleError(f"{self.file(drafter.draft_vocabulary)}: not an array file: {error}") from error
+            raise BundleError(f"{path}: not an array file: {error}") from error
         if ids.dtype != np.int64 or ids.shape != (drafter.vocabulary_size,):
             raise BundleError(
-                f"{self.file(drafter.draft_vocabulary)}: holds {ids.dtype} {list(ids.shape)}, "
-                f"expected int64 [{drafter.vocabulary_size}]"
+                f"{path}: holds {ids.dtype} {list(ids.shape)}, expected int64 [{drafter.vocabulary_size}]"
             )
         if ids.min() < 0 or ids.max() >= self.manifest.target.vocabulary_size:
-            raise BundleError(f"{self.file(drafter.draft_vocabulary)}: has ids outside the target's vocabulary")
+            raise BundleError(f"{path}: has ids outside the target's vocabulary")
         return np.asarray(ids)
 
     def check_hashes(self, wanted: bool | None = None) -> None:
@@ -272,12 +273,33 @@ def _read_manifest(path: Path) -> Manifest:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise BundleError(f"{file}: {place}: {first['msg']}") from error
+    _check_graphs(file, manifest)
     _check_named(file, manifest)
     return manifest
 
 
 class _Version(BaseModel):
     schema_version: int | str
+
+
+def _check_graphs(file: Path, manifest: Manifest) -> None:
+    """Every model that is described must have its graph, and every graph its precision."""
+    block_drafter = manifest.drafter is not None and manifest.drafter.kind != "eagle3"
+    needed = {"target": True, "drafter": manifest.drafter is not None, "head": block_drafter}
+    names = {name for name, present in needed.items() if present}
+    given = {
+        "graphs": {name for name, graph in manifest.graphs.model_dump().items() if graph is not None},
+        "precision": set(manifest.precision),
+    }
+    for field, found in given.items():
+        if found != names:
+            raise BundleError(f"{file}: {field} has {_listed(found)}; its models need {_listed(names)}")
+    if (manifest.head is not None) != block_drafter:
+        raise BundleError(f"{file}: head must be described exactly when a DSpark or DFlash drafter is")
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
 
 
 def _check_named(file: Path, manifest: Manifest) -> None:

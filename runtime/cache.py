@@ -20,7 +20,8 @@ class KeyValueCache:
     """Keys and values of some requests, one slot each, token t of a request at index t.
 
     A group holds layers of one shape as one array ``[layers, 2, slots, kv_heads, tokens, head_dim]``; a layer's keys
-    of neighbouring slots are then contiguous, so graphs read them in place.
+    of neighbouring slots are then contiguous, so graphs read them in place. Rows after a slot's tokens are zero: they
+    are masked, but still enter the products, and what a failed request may leave (0 · NaN) would spoil the next one.
 
     Args:
         groups: Shapes of the groups, the target's first.
@@ -82,14 +83,19 @@ class KeyValueCache:
 
     def truncate(self, slot: int, tokens: int) -> None:
         """Forgets a slot's tokens from index ``tokens`` on."""
+        for array, used in zip(self._arrays, self.lengths[:, slot], strict=True):
+            array[:, :, slot, :, tokens:used] = 0
         np.minimum(self.lengths[:, slot], tokens, out=self.lengths[:, slot])
 
     def copy(self, slot: int, source: "KeyValueCache", source_slot: int) -> None:
         """Overwrites a slot with one of another cache, or of this one."""
         lengths = source.lengths[:, source_slot]
         self.reserve(int(lengths.max()))
-        for array, origin, length in zip(self._arrays, source._arrays, lengths, strict=True):
+        for array, origin, length, used in zip(
+            self._arrays, source._arrays, lengths, self.lengths[:, slot], strict=True
+        ):
             array[:, :, slot, :, :length] = origin[:, :, source_slot, :, :length]
+            array[:, :, slot, :, length:used] = 0
         self.lengths[:, slot] = lengths
 
     def extract(self, slot: int) -> "KeyValueCache":
@@ -100,5 +106,5 @@ class KeyValueCache:
 
 
 def _allocate(info: CacheInfo, slots: int, tokens: int) -> NDArray[np.float32]:
-    """Zeros, because masked keys still enter the products: they must be finite."""
+    """Zeros, which cost no memory until they are overwritten."""
     return np.zeros((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)

@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face models ship them (`chat_template.jinja`)."""
+"""Chat templates as Hugging Face models ship them (``chat_template.jinja``)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ __all__ = ["ChatTemplate"]
 class ChatTemplate:
     """A conversation's way into one prompt.
 
-    The environment is the one that templates are written for: blocks trimmed, loop controls, `raise_exception`,
-    `strftime_now` and a `tojson` that keeps Unicode (Hugging Face transformers, "Chat templates"). Templates are
+    The environment is the one that templates are written for: blocks trimmed, loop controls, ``raise_exception``,
+    ``strftime_now`` and a ``tojson`` that keeps Unicode (Hugging Face transformers, "Chat templates"). Templates are
     foreign code: they run in Jinja's immutable sandbox.
 
     Args:
         source: The template.
-        special_tokens: Variables such as `bos_token`.
+        special_tokens: Variables such as ``bos_token``.
 
     Raises:
         BundleError: The template is not valid Jinja.
@@ -46,13 +46,13 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Write the conversation and the beginning of the assistant's answer.
+        """Writes the conversation and the beginning of the assistant's answer.
 
         Raises:
             RequestError: The template refuses the messages, or fails on them.
         """
         try:
-            # Templates compare `tools` and `documents` with none, which an undefined variable is not.
+            # Templates compare ``tools`` and ``documents`` with none, which an undefined variable is not.
             return self._template.render(
                 self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
             )
@@ -61,7 +61,7 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's tokens for training, is written as it is."""
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's tokens for training; its body is written as is."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 

@@ -218,10 +218,10 @@ def _sampling_params(**options: Any) -> SamplingParams:
 
 
 def _lines(source: str) -> Iterator[str]:
-    if source == "-":
-        yield from sys.stdin
-        return
     try:
+        if source == "-":
+            yield from sys.stdin
+            return
         with Path(source).open(encoding="utf-8") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:

@@ -23,5 +23,5 @@ def delta_names(layer: int) -> tuple[str, str]:
 
 
 def context_names(layer: int) -> tuple[str, str]:
-    """Names of a draft layer's rows: outputs of the graph that computes them, inputs of the one that attends to them."""
+    """Names of a draft layer's rows: outputs of the target's graph, inputs of the drafter's."""
     return f"context.{layer}.key", f"context.{layer}.value"

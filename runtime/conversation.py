@@ -1,6 +1,7 @@
 """A conversation that keeps its cache from turn to turn."""
 
 from collections.abc import Generator
+from contextlib import closing
 from itertools import takewhile
 
 from dspark.runtime.cache import KeyValueCache
@@ -44,9 +45,10 @@ class Conversation:
         request = self._inference.request(prompt_ids, params, prefix=prefix, keep_cache=True)
         answer: list[str] = []
         try:
-            for chunk in self._inference.follow(request):
-                answer.append(chunk.text)
-                yield chunk
+            with closing(self._inference.follow(request)) as chunks:
+                for chunk in chunks:
+                    answer.append(chunk.text)
+                    yield chunk
         finally:
             self._cache = request.cache
             self._cached_ids = request.prompt_ids + request.output_ids

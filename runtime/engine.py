@@ -186,7 +186,8 @@ class Engine:
         if proposal is None or self._speculation is None:
             return limits
         with self._clock.phase("schedule"):
-            confidence = None if proposal.confidence is None else 1 / (1 + np.exp(-proposal.confidence))
+            logits = proposal.confidence
+            confidence = None if logits is None else np.exp(-np.logaddexp(0, -logits))  # the logistic function
             return self._speculation.scheduler.schedule(confidence, limits)
 
     def _commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
@@ -198,7 +199,7 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Frees a running request's slot and closes the gap."""
         slot, last = self._running.index(request), len(self._running) - 1
-        if request.keep_cache:
+        if request.keep_cache and request.failure is None:
             request.cache = self._cache.extract(slot)
         if slot != last:
             self._move(slot, last)

@@ -3,8 +3,11 @@
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TypeAlias
+
+from typing_extensions import TypeIs
 
 from dspark.providers import Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
@@ -175,12 +178,14 @@ class DSparkInference:
         Raises:
             RequestError: The prompt is malformed, or the bundle lacks the tokenizer or template that it needs.
         """
-        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
-            return list(prompt)  # type: ignore[arg-type]
+        if not isinstance(prompt, Iterable):
+            raise RequestError(f"a prompt must be text, token ids or chat messages, not {prompt!r}")
+        if _are_ids(prompt):
+            return [int(token) for token in prompt]
         if self.text is None:
             raise RequestError("this bundle has no tokenizer; give prompts as token ids")
-        if not isinstance(prompt, str):
-            return self.text.encode_chat(prompt)  # type: ignore[arg-type]
+        if _are_messages(prompt):
+            return self.text.encode_chat(prompt)
         if raw or not self.text.has_chat_template:
             return self.text.encode(prompt)
         return self.text.encode_chat([{"role": "user", "content": prompt}])
@@ -205,6 +210,8 @@ class DSparkInference:
         Raises:
             RequestError: A prompt or its options are refused; nothing has been computed then.
         """
+        if isinstance(prompts, str):
+            raise RequestError("prompts must be a list of prompts; this is a single text")
         if not isinstance(params, Sequence):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -240,23 +247,39 @@ class DSparkInference:
         self.engine.submit(request)
         try:
             seen = 0
-            while request.finish_reason is None:
-                self.engine.step()
-                text, tokens = request.take_text(), request.output_ids[seen:]
-                seen += len(tokens)
-                if text or tokens:
-                    yield Chunk(text, tokens)
+            while True:
+                chunk = Chunk(request.take_text(), request.output_ids[seen:])
+                seen += len(chunk.token_ids)
+                if chunk.text or chunk.token_ids:
+                    yield chunk  # meanwhile other streams may move this request on, even to its end
+                elif request.finish_reason is None:
+                    self.engine.step()
+                else:
+                    break
         finally:
             self.engine.cancel(request)
         if request.failure is not None:
             raise request.failure
 
-    def run(self, requests: Iterable[Request]) -> None:
-        """Runs requests to their end."""
+    def run(self, requests: Sequence[Request]) -> None:
+        """Runs requests to their end; if that is broken off, none of them stays behind."""
         for request in requests:
             self.engine.submit(request)
-        while not self.engine.idle:
-            self.engine.step()
+        try:
+            for request in requests:
+                while request.finish_reason is None:
+                    self.engine.step()
+        finally:
+            for request in requests:
+                self.engine.cancel(request)
+
+
+def _are_ids(prompt: Prompt) -> TypeIs[Sequence[int]]:
+    return not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt)
+
+
+def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> TypeIs[Sequence[Mapping[str, str]]]:
+    return not isinstance(prompt, str)
 
 
 def open_sessions(
@@ -279,9 +302,8 @@ def open_sessions(
     for name in names:
         precision = manifest.precision[name]
         if precision not in provider.precisions:
-            raise ProviderError(
-                f"{provider.name} does not run {precision} ({name} graph); it runs {', '.join(sorted(provider.precisions))}"
-            )
+            runs = ", ".join(sorted(provider.precisions))
+            raise ProviderError(f"{provider.name} does not run {precision} (the {name} graph); it runs {runs}")
     with ThreadPoolExecutor() as pool:
         checked = pool.submit(bundle.check_hashes, check_hashes)
         files = manifest.graphs.model_dump()

@@ -76,7 +76,7 @@ class Request:
     Attributes:
         output_ids: Ids emitted so far.
         finish_reason: Set when it has ended.
-        cache: Its cache, when it has ended and was to be kept.
+        cache: Its cache, when it has ended without an error and was to be kept.
         failure: What ended it, when that was an error.
     """
 
@@ -123,12 +123,14 @@ class Request:
         if self.stats.time_to_first_token is None:
             self.stats.time_to_first_token = perf_counter() - self._started
         taken = list(tokens[: self.remaining])
+        ends = taken[-1] in self._stop_token_ids
         if self._stream is not None:
-            self._fresh_text.append(self._stream.push(taken))
+            # A stop token is no text, even where the tokenizer does not know it as special.
+            self._fresh_text.append(self._stream.push(taken[:-1] if ends else taken))
             if self._stream.stopped:
-                taken = taken[: self._stream.kept]
+                ends, taken = True, taken[: self._stream.kept]
         self.output_ids.extend(taken)
-        if taken[-1] in self._stop_token_ids or (self._stream is not None and self._stream.stopped):
+        if ends:
             self._finish("stop")
         elif self.remaining == 0:
             self._finish("length")

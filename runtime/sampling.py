@@ -60,10 +60,10 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
 
     @classmethod
     def parse(cls, base: Self, overrides: Mapping[str, Any]) -> Self:
-        """Return `base` with some options replaced by values from outside.
+        """Returns ``base`` with some options replaced by values from outside.
 
         Args:
-            base: Options that are kept where `overrides` says nothing.
+            base: Options that are kept where ``overrides`` says nothing.
             overrides: Option name → value, such as the keys of a JSON row.
 
         Raises:
@@ -76,7 +76,7 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
 
 
 def _explain(problem: Mapping[str, Any]) -> str:
-    """Say one pydantic error in terms of the option."""
+    """Says one pydantic error in terms of the option."""
     name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         options = list(SamplingParams.model_fields)

@@ -52,4 +52,5 @@ class ThresholdScheduler:
         """Returns the lengths of the confident prefixes, at most the limits."""
         assert confidence is not None, "the engine refuses this scheduler for bundles without a confidence head"
         confident = np.logical_and.accumulate(confidence >= self.threshold, axis=1)
-        return np.minimum(confident.sum(axis=1), limits)
+        lengths: NDArray[np.int64] = confident.sum(axis=1)
+        return np.minimum(lengths, limits)

@@ -15,47 +15,52 @@ __all__ = ["Distribution", "Penalties", "finite_maximum", "proposed", "shaped"]
 Logits: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
+_ONE = np.ones(1)
+
 
 class Distribution:
     """Unnormalised weights of token ids.
 
     Attributes:
-        weights: `[n]`, at least 0 each and not all 0.
-        ids: `[n]` the weights' distinct token ids; None when weight i belongs to token i.
+        weights: ``[n]``, at least 0 each and not all 0.
+        ids: ``[n]`` the weights' distinct token ids; None when weight i belongs to token i.
         total: The weights' sum, in float64.
     """
 
     __slots__ = ("ids", "total", "weights")
 
-    def __init__(self, weights: npt.NDArray[np.floating[Any]], ids: Ids | None = None) -> None:
+    def __init__(
+        self, weights: npt.NDArray[np.floating[Any]], ids: Ids | None = None, total: float | None = None
+    ) -> None:
         self.weights = weights
         self.ids = ids
-        self.total = float(weights.sum(dtype=np.float64))
+        self.total = float(weights.sum(dtype=np.float64)) if total is None else total
 
     @classmethod
     def point(cls, token: int) -> "Distribution":
         """All mass on one token."""
-        return cls(np.ones(1), np.array([token]))
+        return cls(_ONE, np.array([token]), 1.0)
 
     def only(self, kept: Ids) -> "Distribution":
-        """The restriction to the entries at the positions `kept`."""
+        """The restriction to the entries at the positions ``kept``."""
         return Distribution(self.weights[kept], kept if self.ids is None else self.ids[kept])
 
     def probability(self, token: int) -> float:
-        """The probability of one token id; 0 outside `ids`."""
+        """The probability of one token id; 0 outside ``ids``."""
         weight = self.weights[token] if self.ids is None else self.weights[self.ids == token].sum()
         return float(weight) / self.total
 
     def dense(self, size: int) -> npt.NDArray[np.float64]:
-        """The probabilities of the ids 0…size − 1, `[size]`."""
+        """The probabilities of the ids 0…size − 1, ``[size]``."""
+        probabilities = self.weights.astype(np.float64) / self.total
         if self.ids is None:
-            return self.weights / np.float64(self.total)
-        probabilities = np.zeros(size)
-        probabilities[self.ids] = self.weights / np.float64(self.total)
-        return probabilities
+            return probabilities
+        dense = np.zeros(size)
+        dense[self.ids] = probabilities
+        return dense
 
     def draw(self, uniform: float) -> int:
-        """The token at which the cumulative distribution passes `uniform` (in [0, 1))."""
+        """The token at which the cumulative distribution passes ``uniform`` (in [0, 1))."""
         cumulative = np.cumsum(self.weights, dtype=np.float64)
         position = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
         # Rounding may lift the target onto the last value; the first entry that reaches it has weight.
@@ -91,13 +96,13 @@ class Penalties:
             self._seen[np.asarray(prompt_ids, np.int64)] = True
 
     def record(self, token: int) -> None:
-        """Count a generated token."""
+        """Counts a generated token."""
         if self._active:
             self._generated[token] += 1
             self._seen[token] = True
 
     def apply(self, logits: Logits) -> Logits:
-        """Return the row `[V]` as the tokens recorded so far change it; the argument stays as it is."""
+        """Returns the row ``[V]`` as the tokens recorded so far change it; the argument stays as it is."""
         if not self._active:
             return logits
         touched = np.flatnonzero(self._seen | (self._bias != 0))
@@ -113,10 +118,10 @@ class Penalties:
 
 
 def finite_maximum(logits: Logits, name: str) -> np.float32:
-    """Return the row's largest value, after making sure that all are finite.
+    """Returns the row's largest value, after making sure that all are finite.
 
     Args:
-        logits: `[V]`.
+        logits: ``[V]``.
         name: What the row is, for the error.
 
     Raises:
@@ -135,7 +140,7 @@ def shaped(logits: Logits, params: SamplingParams) -> Distribution:
     """The target's distribution p after temperature, top-k, top-p and min-p.
 
     Args:
-        logits: `[V]` finite logits, penalties applied.
+        logits: ``[V]`` finite logits, penalties applied.
         params: The request's options.
 
     Returns:
@@ -163,9 +168,9 @@ def proposed(logits: Logits, temperature: float, vocabulary: Ids | None, name: s
     """The draft distribution q = softmax(logits / temperature), computed as the head graph computes it.
 
     Args:
-        logits: `[V']` the row the draft token was drawn from.
+        logits: ``[V']`` the row the draft token was drawn from.
         temperature: The temperature it was drawn with, above 0.
-        vocabulary: `[V']` the target id of every draft id; None when they are the same.
+        vocabulary: ``[V']`` the target id of every draft id; None when they are the same.
         name: What the row is, for the error.
 
     Raises:
@@ -176,7 +181,7 @@ def proposed(logits: Logits, temperature: float, vocabulary: Ids | None, name: s
 
 
 def _nucleus(p: Distribution, mass: float) -> Ids:
-    """Ascending positions of the fewest largest weights that hold `mass`."""
+    """Ascending positions of the fewest largest weights that hold ``mass``."""
     # All weights under this bound together hold less than 1 - mass: they are never needed, so never sorted.
     bound = (1 - mass) * p.total / len(p.weights)
     descending = np.sort(p.weights[p.weights >= bound])[::-1]
@@ -186,7 +191,7 @@ def _nucleus(p: Distribution, mass: float) -> Ids:
 
 
 def _largest(values: npt.NDArray[Any], count: int, smallest: np.floating[Any]) -> Ids:
-    """Ascending positions of the `count` largest values, the last of which is `smallest`; of equal ones the first."""
+    """Ascending positions of the ``count`` largest values, down to ``smallest``; of equal ones the first."""
     above = np.flatnonzero(values > smallest)
     tied = np.flatnonzero(values == smallest)[: count - len(above)]
     return np.sort(np.concatenate((above, tied)))

@@ -153,7 +153,9 @@ class _Step:
         if self.last_only:
             inputs["logits_index"][:] = ends - 1
         if "rope_lengths" in inputs:
-            inputs["rope_lengths"][:] = np.maximum(positions + 1, [runs[request].prompt_length for request in owner])
+            inputs["rope_lengths"][:] = np.maximum(
+                positions + 1, np.repeat([run.prompt_length for run in runs], counts)
+            )
         return (*begins.tolist(), int(ends[-1]))
 
 

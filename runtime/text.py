@@ -20,9 +20,9 @@ class TextProcessor:
     """Turns prompts and conversations into token ids, and token ids into text.
 
     Args:
-        tokenizer_json: The content of a `tokenizer.json`.
+        tokenizer_json: The content of a ``tokenizer.json``.
         chat_template: Jinja template that writes a conversation as one prompt; None if there is none.
-        special_tokens: Variables of the template, such as `bos_token` → `<s>`.
+        special_tokens: Variables of the template, such as ``bos_token`` → ``<s>``.
 
     Raises:
         BundleError: The tokenizer cannot be read.
@@ -47,7 +47,7 @@ class TextProcessor:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_chat` works."""
+        """Whether ``encode_chat`` works."""
         return self._source is not None
 
     def encode(self, text: str) -> list[int]:
@@ -61,10 +61,10 @@ class TextProcessor:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
-        The template writes every special token, as in Hugging Face `apply_chat_template`; none is added to it.
+        The template writes every special token, as in Hugging Face ``apply_chat_template``; none is added to it.
 
         Args:
-            messages: `{"role": …, "content": …}` each, both strings.
+            messages: ``{"role": …, "content": …}`` each, both strings.
 
         Raises:
             RequestError: There is no template, the messages have another form, or the template refuses them.
@@ -85,7 +85,7 @@ class TextProcessor:
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """The tokens `<0x00>`…`<0xFF>` if they stand for single bytes (SentencePiece's byte fallback)."""
+        """The tokens ``<0x00>``…``<0xFF>`` if they stand for single bytes (SentencePiece's byte fallback)."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         ids = ((name, self._tokenizer.token_to_id(name)) for name in names)
         return frozenset(token for name, token in ids if token is not None and self.decode([token]) != name)
@@ -121,7 +121,7 @@ class TextStream:
         stop: Non-empty strings that end the text.
 
     Attributes:
-        text: The decided text; after `finish` all of it, without the stop string.
+        text: The decided text; after ``finish`` all of it, without the stop string.
         stopped: Whether a stop string ended the text.
         kept: How many tokens of the last push belong to the output. The last of them completed the stop string if one
             was found.
@@ -134,16 +134,16 @@ class TextStream:
         self._processor = processor
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
-        self._returned = 0  # characters of `text` that pushes have returned
+        self._returned = 0  # characters of ``text`` that pushes have returned
         # Decoding all tokens anew at every push would take quadratic time. Only the window is decoded; its first token
-        # is there because a decoder treats a first token differently: the window's first `_overlap` characters are
-        # its text, and so are the last ones of the first `_before` characters of `text`.
+        # is there because a decoder treats a first token differently: the window's first ``_overlap`` characters are
+        # its text, and so are the last ones of the first ``_before`` characters of ``text``.
         self._window: list[int] = []
         self._overlap = 0
         self._before = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that they decide beyond what was returned before.
+        """Takes the next tokens and returns the text that they decide beyond what was returned before.
 
         Text that may be the beginning of a stop string is returned once it is known not to be. Tokens after the one
         that completed a stop string are ignored.
@@ -158,7 +158,7 @@ class TextStream:
         return self._return_up_to(len(self.text) - self._undecided())
 
     def finish(self) -> str:
-        """End the output and return the rest of its text."""
+        """Ends the output and returns the rest of its text."""
         if not self.stopped and not self._stops_in(spelled := self._spelled()):
             self.text = spelled
         return self._return_up_to(len(self.text))
@@ -178,7 +178,7 @@ class TextStream:
         return self.text[: self._before] + self._processor.decode(self._window)[self._overlap :]
 
     def _stops_in(self, text: str) -> bool:
-        """Whether there is a stop string in `text`, an extension of the decided text; if so, the output ends there."""
+        """Whether ``text``, the decided text and more, holds a stop string; if so, the output ends there."""
         found = [at for stop in self._stop if (at := text.find(stop, max(0, len(self.text) - len(stop) + 1))) >= 0]
         if found:
             self.text = text[: min(found)]
@@ -186,7 +186,7 @@ class TextStream:
         return self.stopped
 
     def _move_window(self, token: int) -> None:
-        """Begin the window at its last token."""
+        """Begins the window at its last token."""
         alone = self._processor.decode([token])
         if alone.strip():  # else what a decoder strips from the beginning would reach into the next token
             self._window = [token]
@@ -194,7 +194,7 @@ class TextStream:
             self._before = len(self.text)
 
     def _undecided(self) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Length of the longest end of ``text`` with which a stop string begins."""
         if self.stopped:
             return 0
         for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):

@@ -79,6 +79,12 @@ def describe_block_drafter(
     rank = settings.find(int, "markov_rank") or 0
     head = _head(settings, rank)
     confidence = _confidence(settings, rank)
+    causal = settings.find(bool, "is_causal", "causal")
+    layers = tuple(
+        Layer(window, causal=(sliding_is_causal and window is not None) if causal is None else causal)
+        for window in decoder.windows(where)
+    )
+    backbone = decoder.backbone(decoder_config, layers, where)
     tensors = {name: tensor for name, tensor in folder.tensors.items() if name not in VOCABULARY_TABLES}
     check_fc_width(tensors.get("fc.weight"), checked_taps, target, where)
     vocabulary = read_draft_vocabulary(folder.tensors, settings.find(int, "draft_vocab_size"), target, where)
@@ -87,16 +93,11 @@ def describe_block_drafter(
     shapes |= _head_shapes(head, rank, decoder, draft_size) | _confidence_shapes(confidence, rank, decoder.hidden_size)
     kind = f"a drafter with markov_head_type {head}, markov_rank {rank} and confidence input {confidence}"
     check_tensors(tensors, shapes, str(folder.path), kind, borrowed=borrowed_tensors(vocabulary))
-    causal = settings.find(bool, "is_causal", "causal")
-    layers = tuple(
-        Layer(window, causal=(sliding_is_causal and window is not None) if causal is None else causal)
-        for window in decoder.windows(where)
-    )
     return Drafter(
         kind=DrafterKind.DFLASH if (head, confidence) == (HeadKind.NONE, ConfidenceInput.NONE) else DrafterKind.DSPARK,
         layout=layout,
         name=folder.name,
-        backbone=decoder.backbone(decoder_config, layers, where),
+        backbone=backbone,
         taps=checked_taps,
         block_size=block_size,
         anchor_predicts=anchor_predicts,
@@ -104,11 +105,12 @@ def describe_block_drafter(
         head=head,
         markov_rank=rank,
         confidence=confidence,
-        vocabulary_size=target.vocabulary_size,
+        vocabulary_size=draft_size,
         draft_vocabulary=vocabulary,
         norm_before_residual=False,
         norm_before_fc=False,
         fc_norm=False,
+        norm_output=False,
         tensors=tensors,
         files=folder.files,
     )

@@ -191,10 +191,10 @@ def check_tensors(
     unexpected = [name for name in tensors if name not in shapes]
     if unexpected:
         raise CheckpointError(f"{where} has the unexpected {_listed(unexpected)}, not part of {kind}.")
-    for name, tensor in tensors.items():
-        if tensor.shape != shapes[name]:
+    for name, shape in shapes.items():
+        if name in tensors and tensors[name].shape != shape:
             raise CheckpointError(
-                f"{where}: {name} has the shape {list(tensor.shape)}; {list(shapes[name])} is needed for {kind}."
+                f"{where}: {name} has the shape {list(tensors[name].shape)}; {list(shape)} is needed for {kind}."
             )
 
 

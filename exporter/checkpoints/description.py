@@ -171,9 +171,11 @@ class Drafter:
         block_size: Slots of a block (DSpark, DFlash); the number of steps for EAGLE-3.
         anchor_predicts: Whether slot 0, the anchor's, proposes a token (DeepSpec) or not (z-lab).
         mask_token_id: Fills the slots after the anchor; None for EAGLE-3.
+        vocabulary_size: Width of the draft logits (V').
         draft_vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``; None when it is the target's.
         norm_before_residual: EAGLE-3: the residual starts from the normed feature.
         norm_before_fc: EAGLE-3: ``input_norm.weight`` is applied to the concatenated taps before ``fc``.
+        norm_output: EAGLE-3: the next step's feature is the hidden state after the final norm, not before it.
         fc_norm: EAGLE-3: every tap has its own norm ``fc_norm.{i}.weight`` before ``fc``.
         tensors: ``fc.weight``, ``norm.weight``, ``layers.{i}.*``, ``hidden_norm.weight`` (blocks) or
             ``layers.0.hidden_norm.weight`` (EAGLE-3), ``markov_head.*``, ``confidence_head.proj.*``;
@@ -196,6 +198,7 @@ class Drafter:
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
+    norm_output: bool
     tensors: Mapping[str, LazyTensor]
     files: tuple[Path, ...]
 

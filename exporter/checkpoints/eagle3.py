@@ -46,7 +46,6 @@ DEFAULT_STEPS = 5  # what speculators' converter gives checkpoints that do not s
 
 # Settings of later or other EAGLE heads, and the values with which they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "norm_output": (False,),
     "parallel_draft_step": (1,),
     "use_aux_hidden_state": (True,),
     "use_mtp_layernorm": (False,),
@@ -136,6 +135,8 @@ def describe_eagle3(
     fc_norm = settings.find(bool, "fc_norm") or False
     if norm_before_fc and fc_norm:
         raise CheckpointError(f"{where}: norm_before_fc and fc_norm exclude each other.")
+    windows = decoder.windows(where) if decoder.layer_types else (None,) * decoder.num_hidden_layers
+    backbone = decoder.backbone(decoder_config, tuple(Layer(window) for window in windows), where)
     tensors = {name: tensor for name, tensor in folder.tensors.items() if name not in VOCABULARY_TABLES}
     check_fc_width(tensors.get("fc.weight"), checked_taps, target, where)
     vocabulary = read_draft_vocabulary(folder.tensors, settings.find(int, "draft_vocab_size"), target, where)
@@ -148,12 +149,11 @@ def describe_eagle3(
         shapes |= {f"fc_norm.{index}.weight": (target.backbone.hidden_size,) for index in range(len(checked_taps))}
     kind = f"an EAGLE-3 drafter with norm_before_fc = {norm_before_fc} and fc_norm = {fc_norm}"
     check_tensors(tensors, shapes, str(folder.path), kind, borrowed=borrowed_tensors(vocabulary))
-    windows = decoder.windows(where) if decoder.layer_types else (None,) * decoder.num_hidden_layers
     return Drafter(
         kind=DrafterKind.EAGLE3,
         layout=layout,
         name=folder.name,
-        backbone=decoder.backbone(decoder_config, tuple(Layer(window) for window in windows), where),
+        backbone=backbone,
         taps=checked_taps,
         block_size=steps,
         anchor_predicts=True,
@@ -161,11 +161,12 @@ def describe_eagle3(
         head=HeadKind.NONE,
         markov_rank=0,
         confidence=ConfidenceInput.NONE,
-        vocabulary_size=target.vocabulary_size,
+        vocabulary_size=draft_size,
         draft_vocabulary=vocabulary,
         norm_before_residual=settings.find(bool, "norm_before_residual") or False,
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
+        norm_output=settings.find(bool, "norm_output") or False,
         tensors=tensors,
         files=folder.files,
     )

@@ -113,6 +113,8 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
     """The values as ``config.json`` of the same model has them."""
     metadata = file.metadata
     layer_count = _integer(file, f"{architecture}.block_count")
+    if layer_count > len(file.tensors):
+        raise CheckpointError(f"{file.path}: {layer_count} layers cannot be made of {len(file.tensors)} tensors.")
     hidden_size = _integer(file, f"{architecture}.embedding_length")
     head_count = _integer(file, f"{architecture}.attention.head_count")
     head_dim = _integer(file, f"{architecture}.attention.key_length", hidden_size // head_count)

@@ -134,8 +134,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> str:
         tokenizer, begins = _sentencepiece_bpe(metadata), True
     else:
         raise CheckpointError(f"tokenizer.ggml.model is {kind!r}; supported are gpt2 and llama.")
-    tokenizer.add_special_tokens(_added_tokens(metadata, special=True))
-    tokenizer.add_tokens(_added_tokens(metadata, special=False))
+    tokenizer.add_tokens(_added_tokens(metadata))
     tokenizer.post_processor = _framing(metadata, begins)
     text: str = tokenizer.to_str(pretty=False)
     return text
@@ -200,15 +199,17 @@ def _bpe(vocabulary: dict[str, int], merges: list[Any], **options: Any) -> model
         raise CheckpointError(f"The tokenizer's merges do not fit its vocabulary: {error}.") from error
 
 
-def _added_tokens(metadata: Mapping[str, Any], special: bool) -> list[AddedToken]:
-    """Tokens that are found in a text before it is split: control tokens are special, user-defined ones are text."""
-    ids = {*stop_token_ids(metadata), _special_ids(metadata).get("bos_token")}
-    control = (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN)
+def _added_tokens(metadata: Mapping[str, Any]) -> list[AddedToken]:
+    """Tokens that are found in a text before it is split: control tokens are special, user-defined ones are text.
+
+    A few converters give the tokens that frame a text another type; those are special all the same.
+    """
+    frame = {*stop_token_ids(metadata), _special_ids(metadata).get("bos_token")}
+    special = {gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN}
     return [
-        AddedToken(token, special=special, normalized=False)
+        AddedToken(token, special=kind in special or id_ in frame, normalized=False)
         for id_, (token, kind) in enumerate(zip(_tokens(metadata), _types(metadata), strict=True))
-        if (special and (kind in control or id_ in ids))
-        or (not special and kind == gguf.TokenType.USER_DEFINED and id_ not in ids)
+        if kind in {*special, gguf.TokenType.USER_DEFINED} or id_ in frame
     ]
 
 

@@ -8,11 +8,11 @@ Peng et al., "YaRN", 2023, sections 3.1 to 3.4.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from dspark.exporter.checkpoints.description import DynamicScaling, Rope
 from dspark.exporter.checkpoints.validation import ConfigModel, validated
@@ -62,7 +62,7 @@ class _Rotary(ConfigModel, ABC):
 
     model_config = ConfigDict(extra="forbid")
 
-    rope_theta: PositiveFloat = 10000.0
+    rope_theta: Annotated[float, Field(gt=1)] = 10000.0
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_position_embeddings: PositiveInt
 
@@ -132,6 +132,12 @@ class _Llama3(_Pretrained):
     factor: PositiveFloat
     low_freq_factor: PositiveFloat
     high_freq_factor: PositiveFloat
+
+    @model_validator(mode="after")
+    def _factors_differ(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("high_freq_factor must be greater than low_freq_factor")
+        return self
 
     def resolve(self, dim: int) -> Rope:
         kept = _inverse(self._powers(dim))
@@ -209,7 +215,7 @@ _TYPES: dict[str, type[_Rotary]] = {
 def _read(config: Mapping[str, Any], where: str) -> _Rotary:
     values = _merge(config, where)
     kind = values.pop("rope_type", "default")
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise CheckpointError(f"{where}: RoPE type {kind!r} is not supported; supported are {', '.join(_TYPES)}.")
     original = config.get("original_max_position_embeddings")
     if issubclass(_TYPES[kind], _Pretrained) and original is not None:  # some files have it at top level

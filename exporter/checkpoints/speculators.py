@@ -4,6 +4,8 @@
 defaults. Tap ids are vLLM's, indices into Hugging Face's ``hidden_states``: layer outputs + 1, for EAGLE-3 as for the
 block drafters. Whether slot 0 predicts is ``sample_from_anchor``; files from before it was written predict from slot 1.
 Windows are counted from each slot, as vLLM serves these drafters; training counted them from the anchor.
+Layers with a window are causal within the block if ``sliding_window_non_causal`` is false; files without it are older
+than causal windows (vLLM reads them so, too). Layers without a window never are.
 
 Sources: vllm-project/speculators 0.9, ``models/{dflash,dspark,eagle3}``; vllm-project/vllm, ``qwen3_dflash.py``.
 """
@@ -53,7 +55,7 @@ def read_speculators(folder: Folder, target: Target) -> Drafter:
             taps=_taps(settings, target, "aux_hidden_state_layer_ids"),
             block_size=settings.require(int, "block_size"),
             anchor_predicts=settings.find(bool, "sample_from_anchor") or False,
-            sliding_is_causal=not settings.find(bool, "sliding_window_non_causal"),
+            sliding_is_causal=settings.find(bool, "sliding_window_non_causal") is False,
         )
     return describe_eagle3(
         folder,

@@ -73,6 +73,8 @@ def target_from_config(
     family = _family(config, name)
     full = with_defaults(config, family)
     decoder = read_decoder(full, name)
+    backbone = decoder.backbone(full, _layers(family, decoder, name), name)
+    stop_token_ids = _stop_token_ids(decoder.vocab_size, name, config, generation_config)
     own = {key: tensor for key, tensor in tensors.items() if key != "lm_head.weight" or not decoder.tie_word_embeddings}
     if not decoder.tie_word_embeddings and "lm_head.weight" not in own:
         raise CheckpointError(f"{name} lacks lm_head.weight, but tie_word_embeddings is false.")
@@ -81,10 +83,10 @@ def target_from_config(
     return Target(
         family=family,
         name=name,
-        backbone=decoder.backbone(full, _layers(family, decoder, name), name),
+        backbone=backbone,
         vocabulary_size=decoder.vocab_size,
         context_length=context_length(full, name),
-        stop_token_ids=_stop_token_ids(decoder.vocab_size, name, config, generation_config),
+        stop_token_ids=stop_token_ids,
         tensors=own,
         text=text,
         files=files,

@@ -53,7 +53,7 @@ class FileTensor(LazyTensor):
         dtype: Element type in the file, bfloat16 and float8 included.
     """
 
-    def __init__(self, name: str, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:  # type: ignore[type-arg]
+    def __init__(self, name: str, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.name = name
         self.shape = shape or (1,)
         self._path = path

@@ -36,6 +36,8 @@ def validated(model: type[Model], values: Any, where: str) -> Model:
         first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     match first["type"]:
+        case "value_error":
+            raise CheckpointError(f"{where}: {first['msg'].removeprefix('Value error, ')}.")
         case "missing":
             raise CheckpointError(f"{where} lacks {key}.")
         case "extra_forbidden":

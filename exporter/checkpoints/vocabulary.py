@@ -72,8 +72,8 @@ def _target_ids(offsets: NDArray[np.int64], target_size: int, where: str) -> NDA
     if len(falling):
         draft = int(falling[0])
         raise CheckpointError(
-            f"{where}: d2t maps draft ids {draft} and {draft + 1} to {ids[draft]} and {ids[draft + 1]}; target ids must "
-            "be increasing."
+            f"{where}: d2t maps draft ids {draft} and {draft + 1} to {ids[draft]} and {ids[draft + 1]}; target ids "
+            "must be increasing."
         )
     return ids
 

@@ -8,6 +8,7 @@ from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     BlockTokens,
+    cached_rows,
     decoder_layer,
     distances,
     embed,
@@ -37,12 +38,7 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -
     anchor_ids = g.input("anchor_ids", INT64, "B")
     anchor_positions = g.input("anchor_positions", INT64, "B")
     bias_input = g.input("context_bias", FLOAT, "B", 1, 1, 1, "S")
-    context = [
-        tuple(
-            g.input(name, FLOAT, "B", backbone.kv_head_count, "S", backbone.head_dim) for name in context_names(index)
-        )
-        for index in range(len(backbone.layers))
-    ]
+    context = [cached_rows(g, context_names(index), backbone) for index in range(len(backbone.layers))]
 
     positions = g.op("Add", unsqueeze(g, anchor_positions, 1), g.constant(np.arange(size, dtype=np.int64)[None]))
     sizes = g.op("Concat", part_sizes(g, context[0][0]), g.ints(size), axis=0)
@@ -55,9 +51,10 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -
         backbone.head_count // backbone.kv_head_count,
         hides_future=False,
     )
+    assert drafter.mask_token_id is not None, "a block drafter fills its slots with a mask token"
     masks = g.constant(np.int64(drafter.mask_token_id))
     ids = g.op("Pad", unsqueeze(g, anchor_ids, 1), g.ints(0, 0, 0, size - 1), masks)
-    x = embed(g, tensors["embed_tokens.weight"], g.reshape(ids, -1))
+    x = embed(g, g.reshape(ids, -1), tensors, "embed_tokens")
     for index, layer in enumerate(backbone.layers):
         x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, [context[index]], bias.of(layer), sizes)
 
@@ -65,7 +62,7 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -
         if not drafter.anchor_predicts:
             slots = g.reshape(x, -1, size, backbone.hidden_size)
             x = g.reshape(g.op("Slice", slots, g.ints(1), g.ints(size), g.ints(1)), -1, backbone.hidden_size)
-        x = rms_norm(g, x, tensors["norm.weight"], backbone.norm_epsilon)
+        x = rms_norm(g, x, tensors, "norm", backbone.norm_epsilon)
         logits = g.reshape(linear(g, x, tensors, "lm_head"), -1, drafter.draft_length, drafter.vocabulary_size)
         hidden = g.reshape(x, -1, drafter.draft_length, backbone.hidden_size)
     g.output("hidden", hidden, FLOAT, "B", drafter.draft_length, backbone.hidden_size)

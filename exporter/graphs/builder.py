@@ -67,10 +67,10 @@ class GraphBuilder:
             )
         )
 
-    def weight(self, tensor: LazyTensor) -> ir.Value:
-        """A checkpoint tensor as an initializer that refers to the file of weights."""
+    def weight(self, name: str, tensor: LazyTensor) -> ir.Value:
+        """A checkpoint tensor as an initializer that refers to the file of weights, named as it is first used."""
         reference = self._weights.add(tensor)
-        return self._initializer(id(reference), reference, f"weight.{len(self._initializers)}.{reference.name}")
+        return self._initializer(id(reference), reference, name)
 
     def constant(self, array: NDArray[np.generic] | np.generic) -> ir.Value:
         """A small constant, stored in the graph; equal ones are stored once."""

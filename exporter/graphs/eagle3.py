@@ -19,6 +19,7 @@ from dspark.exporter.graphs.layers import (
     KeyValue,
     Rotation,
     attention,
+    cached_rows,
     decoder_layer,
     distances,
     embed,
@@ -51,12 +52,7 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile) 
     positions = g.input("position_ids", INT64, "B", "T")
     last_index = unsqueeze(g, g.input("last_index", INT64, "B"), 1)
     bias_input = g.op("Squeeze", g.input("attention_bias", FLOAT, "B", 1, 1, "T", "S+T"), g.ints(1))
-    past = [
-        tuple(
-            g.input(name, FLOAT, "B", backbone.kv_head_count, "S", backbone.head_dim) for name in context_names(index)
-        )
-        for index in layers
-    ]
+    past = [cached_rows(g, context_names(index), backbone) for index in layers]
     drafting = _Drafting(g, drafter, {**target.tables, **drafter.tensors})
 
     with g.scope("extend"):
@@ -76,8 +72,9 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile) 
 
     sampler = DraftSampler(g, drafter, length)
     with g.scope("step.0"):
-        logits_steps = [drafting.logits(hidden)]
-        token = sampler.draw(0, logits_steps[0])
+        logits, feature = drafting.predict(hidden)
+        logits_steps = [logits]
+        token = sampler.draw(0, logits)
     parts = [[cached, extended] for cached, extended in zip(past, own, strict=True)]
     between = [positions]
     for step in range(1, length):
@@ -85,11 +82,12 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile) 
             position = g.op("Add", position, g.ints(1))
             row = g.op("Pad", row, g.ints(0, 0, 0, 0, 0, 0, 0, 1))
             tokens = _Tokens(position, BlockTokens(g.ints(-1, 1)), row, parts, between)
-            hidden, own = drafting.forward(token, hidden, tokens)
+            hidden, own = drafting.forward(token, feature, tokens)
             parts = [[*before, rows] for before, rows in zip(parts, own, strict=True)]
             between = [*between, position]
-            logits_steps.append(drafting.logits(hidden))
-            token = sampler.draw(step, logits_steps[step])
+            logits, feature = drafting.predict(hidden)
+            logits_steps.append(logits)
+            token = sampler.draw(step, logits)
     sampler.output_tokens()
     g.output(
         "draft_logits",
@@ -135,7 +133,7 @@ class _Drafting:
 
         Args:
             ids: int64 ``[N]``: the token after each feature.
-            features: ``[N, H]``: the target's features, or the pre-norm hidden state of the draft before.
+            features: ``[N, H]``: the target's features, or what the step before predicted with.
             tokens: Where the tokens stand and what they see.
 
         Returns:
@@ -178,10 +176,8 @@ class _Drafting:
         """The layer that reads token and feature side by side, ``[N, 2H]``."""
         g, tensors, epsilon = self._g, self._tensors, self._backbone.norm_epsilon
         with g.scope("layers.0"):
-            token = rms_norm(
-                g, embed(g, tensors["embed_tokens.weight"], ids), tensors["layers.0.input_layernorm.weight"], epsilon
-            )
-            normed = rms_norm(g, features, tensors["layers.0.hidden_norm.weight"], epsilon)
+            token = rms_norm(g, embed(g, ids, tensors, "embed_tokens"), tensors, "layers.0.input_layernorm", epsilon)
+            normed = rms_norm(g, features, tensors, "layers.0.hidden_norm", epsilon)
             pair = g.op("Concat", token, normed, axis=-1)
             mixed, own = attention(
                 g,
@@ -198,7 +194,7 @@ class _Drafting:
             residual = normed if self._drafter.norm_before_residual else features
             return feed_forward(g, g.op("Add", residual, mixed), tensors, "layers.0", self._backbone), own
 
-    def logits(self, hidden: ir.Value) -> ir.Value:
-        """Draft logits ``[B, V']`` of pre-norm hidden states ``[B, H]``."""
-        normed = rms_norm(self._g, hidden, self._tensors["norm.weight"], self._backbone.norm_epsilon)
-        return linear(self._g, normed, self._tensors, "lm_head")
+    def predict(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Draft logits ``[B, V']`` of pre-norm hidden states ``[B, H]``, and the next step's features ``[B, H]``."""
+        normed = rms_norm(self._g, hidden, self._tensors, "norm", self._backbone.norm_epsilon)
+        return linear(self._g, normed, self._tensors, "lm_head"), normed if self._drafter.norm_output else hidden

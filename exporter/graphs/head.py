@@ -146,7 +146,7 @@ class _Repair:
         """``W1[previous] [B, r]``; None without a sequential head."""
         if self._kind is HeadKind.NONE:
             return None
-        return embed(self._g, self._tensors["markov_head.markov_w1.weight"], previous)
+        return embed(self._g, previous, self._tensors, "markov_head.markov_w1")
 
     def apply(self, logits: ir.Value, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
         """Base logits ``[B, V']`` plus the head's bias for one slot."""

@@ -24,6 +24,7 @@ __all__ = [
     "RaggedTokens",
     "Rotation",
     "attention",
+    "cached_rows",
     "decoder_layer",
     "distances",
     "embed",
@@ -42,13 +43,20 @@ KeyValue = tuple[ir.Value, ir.Value]
 
 def linear(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str) -> ir.Value:
     """``x Wᵀ + b`` of flat ``[N, in]`` rows; the weight stays ``[out, in]`` as checkpoints store it."""
-    bias = tensors.get(f"{name}.bias")
-    return g.op("Gemm", x, g.weight(tensors[f"{name}.weight"]), g.weight(bias) if bias else None, transB=1)
+    inputs = [g.weight(key, tensors[key]) for key in (f"{name}.weight", f"{name}.bias") if key in tensors]
+    return g.op("Gemm", x, *inputs, transB=1)
 
 
-def embed(g: GraphBuilder, table: LazyTensor, ids: ir.Value) -> ir.Value:
+def cached_rows(g: GraphBuilder, names: tuple[str, str], backbone: Backbone) -> KeyValue:
+    """Declares a layer's cached keys and values as inputs ``[B, Hkv, S, D]``."""
+    key, value = (g.input(name, FLOAT, "B", backbone.kv_head_count, "S", backbone.head_dim) for name in names)
+    return key, value
+
+
+def embed(g: GraphBuilder, ids: ir.Value, tensors: Tensors, name: str) -> ir.Value:
     """Rows of an embedding table ``[V, H]``."""
-    return g.op("Gather", g.weight(table), ids, axis=0)
+    key = f"{name}.weight"
+    return g.op("Gather", g.weight(key, tensors[key]), ids, axis=0)
 
 
 def unsqueeze(g: GraphBuilder, x: ir.Value, *axes: int) -> ir.Value:
@@ -56,11 +64,12 @@ def unsqueeze(g: GraphBuilder, x: ir.Value, *axes: int) -> ir.Value:
     return g.op("Unsqueeze", x, g.ints(*axes))
 
 
-def rms_norm(g: GraphBuilder, x: ir.Value, weight: LazyTensor, epsilon: float) -> ir.Value:
+def rms_norm(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str, epsilon: float) -> ir.Value:
     """``x / √(mean(x²) + ε) · weight`` over the last axis."""
+    key = f"{name}.weight"
     mean = g.op("ReduceMean", g.op("Mul", x, x), g.ints(-1), keepdims=1)
-    scale = g.op("Sqrt", g.op("Add", mean, g.constant(np.float32(epsilon)[None])))
-    return g.op("Mul", g.op("Div", x, scale), g.weight(weight))
+    scale = g.op("Sqrt", g.op("Add", mean, g.floats(epsilon)))
+    return g.op("Mul", g.op("Div", x, scale), g.weight(key, tensors[key]))
 
 
 @dataclass(frozen=True)
@@ -295,9 +304,8 @@ def heads(
     count = backbone.head_count if letter == "q" else backbone.kv_head_count
     with g.scope(f"{letter}_proj"):
         projected = g.reshape(linear(g, x, tensors, f"{prefix}.{letter}_proj"), -1, count, backbone.head_dim)
-        norm = tensors.get(f"{prefix}.{letter}_norm.weight")
-        if norm is not None:
-            projected = rms_norm(g, projected, norm, backbone.norm_epsilon)
+        if f"{prefix}.{letter}_norm.weight" in tensors:
+            projected = rms_norm(g, projected, tensors, f"{prefix}.{letter}_norm", backbone.norm_epsilon)
         if rotation is not None:
             projected = rotation.apply(g, projected, backbone.head_dim)
         return layout.group(g, projected, count, backbone.head_dim)
@@ -359,7 +367,7 @@ def attention(
 def feed_forward(g: GraphBuilder, x: ir.Value, tensors: Tensors, prefix: str, backbone: Backbone) -> ir.Value:
     """``x + down(silu(gate(norm x)) ⊙ up(norm x))`` of the layer named by ``prefix``."""
     with g.scope("mlp"):
-        normed = rms_norm(g, x, tensors[f"{prefix}.post_attention_layernorm.weight"], backbone.norm_epsilon)
+        normed = rms_norm(g, x, tensors, f"{prefix}.post_attention_layernorm", backbone.norm_epsilon)
         gate = linear(g, normed, tensors, f"{prefix}.mlp.gate_proj")
         up = linear(g, normed, tensors, f"{prefix}.mlp.up_proj")
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
@@ -385,6 +393,6 @@ def decoder_layer(
     """
     prefix = f"layers.{index}"
     with g.scope(prefix):
-        normed = rms_norm(g, x, tensors[f"{prefix}.input_layernorm.weight"], backbone.norm_epsilon)
+        normed = rms_norm(g, x, tensors, f"{prefix}.input_layernorm", backbone.norm_epsilon)
         mixed, own = attention(g, normed, tensors, f"{prefix}.self_attn", backbone, rotation, layout, past, bias, sizes)
         return feed_forward(g, g.op("Add", x, mixed), tensors, prefix, backbone), own

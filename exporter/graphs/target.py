@@ -7,6 +7,7 @@ from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     RaggedTokens,
+    cached_rows,
     decoder_layer,
     distances,
     embed,
@@ -39,10 +40,7 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile) -
     bias_input = g.input("attention_bias", FLOAT, "B", 1, 1, "T", "S+T")
     logits_index = g.input("logits_index", INT64, "K")
     lengths = g.input("rope_lengths", INT64, "N") if backbone.rope.dynamic else None
-    past = [
-        tuple(g.input(name, FLOAT, "B", backbone.kv_head_count, "S", backbone.head_dim) for name in cache_names(index))
-        for index in range(len(backbone.layers))
-    ]
+    past = [cached_rows(g, cache_names(index), backbone) for index in range(len(backbone.layers))]
 
     def distance() -> ir.Value:
         queries = g.op("Gather", positions, pad_index, axis=0)
@@ -57,7 +55,7 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile) -
         backbone.head_count // backbone.kv_head_count,
         hides_future=True,
     )
-    x = embed(g, tensors["embed_tokens.weight"], ids)
+    x = embed(g, ids, tensors, "embed_tokens")
     taps = {-1: x}
     rows = []
     for index, layer in enumerate(backbone.layers):
@@ -66,7 +64,7 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile) -
         rows.append(own)
 
     with g.scope("lm_head"):
-        scored = rms_norm(g, g.op("Gather", x, logits_index, axis=0), tensors["norm.weight"], backbone.norm_epsilon)
+        scored = rms_norm(g, g.op("Gather", x, logits_index, axis=0), tensors, "norm", backbone.norm_epsilon)
         g.output("logits", linear(g, scored, target.tables, "lm_head"), FLOAT, "K", target.vocabulary_size)
     for index, own in enumerate(rows):
         for name, value in zip(delta_names(index), own, strict=True):
@@ -80,25 +78,26 @@ def _drafter_context(
     g: GraphBuilder, drafter: Drafter, taps: list[ir.Value], positions: ir.Value, layout: RaggedTokens
 ) -> None:
     """Turns taps into what the drafter reads: context keys and values a draft layer, or EAGLE-3's feature."""
-    backbone, tensors = drafter.backbone, drafter.tensors
+    backbone = drafter.backbone
+    tensors = {f"drafter.{name}": tensor for name, tensor in drafter.tensors.items()}
     with g.scope("drafter"):
         if drafter.fc_norm:
             taps = [
-                rms_norm(g, tap, tensors[f"fc_norm.{index}.weight"], backbone.norm_epsilon)
+                rms_norm(g, tap, tensors, f"drafter.fc_norm.{index}", backbone.norm_epsilon)
                 for index, tap in enumerate(taps)
             ]
         features = g.op("Concat", *taps, axis=-1)
         if drafter.norm_before_fc:
-            features = rms_norm(g, features, tensors["input_norm.weight"], backbone.norm_epsilon)
-        features = linear(g, features, tensors, "fc")
+            features = rms_norm(g, features, tensors, "drafter.input_norm", backbone.norm_epsilon)
+        features = linear(g, features, tensors, "drafter.fc")
         if drafter.kind is DrafterKind.EAGLE3:
             g.output(FEATURE, features, FLOAT, "N", backbone.hidden_size)
             return
-        features = rms_norm(g, features, tensors["hidden_norm.weight"], backbone.norm_epsilon)
+        features = rms_norm(g, features, tensors, "drafter.hidden_norm", backbone.norm_epsilon)
         rotary = rotation(g, backbone.rope, positions)
         for index in range(len(backbone.layers)):
             with g.scope(f"layers.{index}"):
-                prefix = f"layers.{index}.self_attn"
+                prefix = f"drafter.layers.{index}.self_attn"
                 context = key_value(g, features, tensors, prefix, backbone, rotary, layout)
             for name, value in zip(context_names(index), context, strict=True):
                 g.output(name, value, FLOAT, "B", backbone.kv_head_count, "T", backbone.head_dim)

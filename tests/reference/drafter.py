@@ -47,11 +47,17 @@ class Layout:
     layers: list[tuple[bool, int | None]] | None = None  # (causal within the block, window); None for EAGLE-3
 
 
+def _windows(backbone: dict[str, Any]) -> list[int | None]:
+    """The window of every layer: ``layer_types`` decides, and without it the rule of Qwen's configuration classes."""
+    count, window = backbone["num_hidden_layers"], backbone.get("sliding_window")
+    first = backbone.get("max_window_layers", 0) if backbone.get("use_sliding_window") else count
+    kinds = backbone.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (count - first)
+    return [window if kind == "sliding_attention" else None for kind in kinds[:count]]
+
+
 def _block_layers(backbone: dict[str, Any], sliding: bool, full: bool = False) -> list[tuple[bool, int | None]]:
     """The layers of a block drafter, given whether sliding and full ones are causal within the block."""
-    window = backbone.get("sliding_window") if backbone.get("use_sliding_window", True) else None
-    kinds = backbone.get("layer_types") or ["full_attention"] * backbone["num_hidden_layers"]
-    return [(sliding, window) if kind == "sliding_attention" else (full, None) for kind in kinds]
+    return [(full if window is None else sliding, window) for window in _windows(backbone)]
 
 
 def _read_deepspec(config: dict[str, Any]) -> Layout:
@@ -257,9 +263,11 @@ class ReferenceDrafter:
     def _eagle_layers(self, features: Array, embedded: Array) -> Array:
         """All layers over the paired sequence ``[n, H]``; the first one reads both halves."""
         positions = np.arange(len(features))
-        causal = positions[:, None] >= positions[None, :]
+        distance = positions[:, None] - positions[None, :]
+        windows = _windows(self.backbone) if self.backbone.get("layer_types") else [None]
         x = features
         for layer in range(self.backbone["num_hidden_layers"]):
+            visible = (distance >= 0) & (distance < (windows[layer % len(windows)] or np.inf))
             if layer == 0:
                 hidden = self._norm(x, "layers.0.hidden_norm")
                 x = hidden if self.config.get("norm_before_residual") else x
@@ -268,5 +276,5 @@ class ReferenceDrafter:
                 normed = self._norm(x, f"layers.{layer}.input_layernorm")
             query, key, value = (self._heads(normed, layer, which) for which in "qkv")
             query, key = (self.rope.rotate(rows, positions, positions) for rows in (query, key))
-            x = self._finish_layer(x, layer, attention(query, key, value, causal))
+            x = self._finish_layer(x, layer, attention(query, key, value, visible))
         return x

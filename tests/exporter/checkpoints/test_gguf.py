@@ -10,16 +10,17 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
 from dspark.exporter.checkpoints.description import Target, TextAssets
 from dspark.exporter.checkpoints.gguf import read_gguf
 from dspark.exporter.checkpoints.gguf_file import read_gguf_file
 from dspark.exporter.checkpoints.target import read_target_folder, target_from_config
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.errors import CheckpointError
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Q = gguf.GGMLQuantizationType
@@ -207,12 +208,8 @@ def q6_k_block() -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     low = np.arange(128, dtype=np.uint8)
     high = np.full(64, 0b10101010, np.uint8)
     scales = np.full(16, -2, np.int8).view(np.uint8)
-    quarters = [
-        nibbles
-        for half in low.reshape(2, 2, 32)
-        for nibbles in (half[0] & 15, half[1] & 15, half[0] >> 4, half[1] >> 4)
-    ]
-    values = -(np.concatenate(quarters).astype(np.float32) + 32 - 32)
+    nibbles = [(half[0] & 15, half[1] & 15, half[0] >> 4, half[1] >> 4) for half in low.reshape(2, 2, 32)]
+    values = -np.concatenate(nibbles).astype(np.float32).ravel()
     return np.concatenate([low, high, scales, np.array([0.5], np.float16).view(np.uint8)]), values
 
 
@@ -353,8 +350,6 @@ def test_llama3_scaling_is_a_tensor_of_divisors(tmp_path: Path) -> None:
 
 
 def test_a_sliding_window_makes_a_llama_file_a_mistral(tmp_path: Path) -> None:
-    config = BASE | CASES["llama"]
-    tensors = hf_tensors(config)
     for architecture, family in (("llama", "mistral"), ("qwen3", "qwen3")):
         path = tmp_path / f"{architecture}.gguf"
         config = BASE | {"model_type": architecture}
@@ -443,6 +438,7 @@ def test_values_that_are_refused(case: str, tmp_path: Path) -> None:
         ({"intermediate_size": [96, 64]}, "llama.feed_forward_length differs between layers"),
         ({"num_attention_heads": 0}, "llama.attention.head_count is 0; a positive whole number"),
         ({"num_hidden_layers": 3}, "lacks layers.2"),
+        ({"num_hidden_layers": 1 << 31}, "2147483648 layers cannot be made of 21 tensors"),
         ({"hidden_size": 32}, r"\[96, 64\]; \[96, 32\]"),
         ({"eos_token_id": 96}, "eos_token_id"),
     ],
@@ -525,8 +521,11 @@ def test_adapters_and_projectors_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_embeddings_is_refused(tmp_path: Path) -> None:
-    finish_header(start_writer(tmp_path / "model.gguf", BASE | CASES["llama"]))
-    with pytest.raises(CheckpointError, match="has no tensor token_embd.weight"):
+    writer = start_writer(tmp_path / "model.gguf", BASE | CASES["llama"])
+    for layer in range(LAYERS):
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(64, np.float32))
+    finish(writer)
+    with pytest.raises(CheckpointError, match=r"has no tensor token_embd\.weight"):
         read_gguf(tmp_path / "model.gguf")
 
 

@@ -2,17 +2,19 @@
 
 import json
 import unicodedata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from dspark.exporter.checkpoints.gguf_file import read_gguf_file
-from dspark.exporter.checkpoints.gguf_tokenizer import stop_token_ids, text_assets, tokenizer_from_gguf
-from dspark.exporter.errors import CheckpointError
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from dspark.exporter.checkpoints.gguf_file import read_gguf_file
+from dspark.exporter.checkpoints.gguf_tokenizer import stop_token_ids, text_assets, tokenizer_from_gguf
+from dspark.exporter.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
     int(getattr(gguf.TokenType, name)) for name in ("NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE")
@@ -298,7 +300,7 @@ def sentencepiece(text: str, prefix: bool) -> list[str]:
     while True:
         scored = [
             (PIECES[left + right], -index)
-            for index, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
+            for index, (left, right) in enumerate(pairwise(symbols))
             if left + right in PIECES
         ]
         if not scored:
@@ -390,7 +392,7 @@ def test_damaged_byte_level_tokenizers_are_refused(changes: dict[str, Any], mess
 def test_damaged_sentencepiece_tokenizers_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"0 tokenizer.ggml.scores for \d+ tokens"):
         built(sentencepiece_metadata(scores=[]))
-    with pytest.raises(CheckpointError, match="tokenizer.ggml.unknown_token_id is 999"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.unknown_token_id is 999"):
         built(sentencepiece_metadata(unknown_token_id=999))
 
 

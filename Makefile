@@ -1,0 +1,57 @@
+# Everything runs in .venv; nothing else has to be installed first.
+PYTHON ?= python3
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := .cache
+GGUF := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
+BUNDLE := $(CACHE)/smollm2
+SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl')
+DRAFTER := $(wildcard samples/smollm2/drafter/*)
+
+.PHONY: demo test test-slow test-parity lint format types clean
+
+demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
+	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
+
+test: $(VENV)/.dev ## the tests that need neither a model nor PyTorch
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
+	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 "transformers>=5"
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/exporter tests/reference tests/runtime/test_sampling.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy -p dspark.providers -p dspark.runtime -p dspark.exporter -p dspark.configs
+
+clean:
+	rm -rf $(VENV) $(CACHE) build dist *.egg-info
+
+# The wheel is installed, not the checkout: what is tested is what users get.
+$(VENV)/.installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	rm -rf build
+	$(BIN)/pip install $(PIP_FLAGS) --upgrade pip
+	$(BIN)/pip install $(PIP_FLAGS) ".[cpu,export]"
+	$(BIN)/pip install $(PIP_FLAGS) --force-reinstall --no-deps .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install $(PIP_FLAGS) ".[dev]"
+	touch $@
+
+$(GGUF): | $(VENV)/.installed
+	$(BIN)/python samples/smollm2/fetch.py $@
+
+$(BUNDLE)/manifest.json: $(VENV)/.installed $(GGUF) $(DRAFTER)
+	$(BIN)/dspark-export $(GGUF) --drafter samples/smollm2/drafter --output $(BUNDLE) --force

@@ -1,0 +1,44 @@
+"""Fixtures that several parts of the tests use."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from dspark.exporter.export import export_bundle, prepare
+
+GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def golden_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Exports a golden target (``*_target``, without a drafter) or drafter (with ``qwen3_target``), once."""
+    root = tmp_path_factory.mktemp("golden")
+
+    @cache
+    def bundle(name: str) -> Path:
+        target, drafter = (name, None) if name.endswith("_target") else ("qwen3_target", GOLDEN / name)
+        export_bundle(prepare(GOLDEN / target, drafter, root / name))
+        return root / name
+
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, where `make demo` keeps it or where DSPARK_SMOLLM2_GGUF says."""
+    path = Path(os.environ.get("DSPARK_SMOLLM2_GGUF", ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    if not path.is_file():
+        pytest.skip("SmolLM2 is not there: run `make demo` once or set DSPARK_SMOLLM2_GGUF")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with the quickstart's drafter."""
+    output = tmp_path_factory.mktemp("smollm2") / "bundle"
+    export_bundle(prepare(smollm2_gguf, ROOT / "samples" / "smollm2" / "drafter", output))
+    return output

@@ -1,0 +1,63 @@
+"""The real model: speculation changes nothing but the speed."""
+
+import json
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dspark.providers import find_provider
+from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.inference import open_sessions
+from dspark.runtime.target import Target, TokenRun
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = Path(__file__).parent.parent.parent / "samples" / "prompts"
+NEAR_TIE = 1e-3
+"""Logits: a difference between two ways of decoding counts only where the best two are further apart."""
+
+
+def prompts(count: int) -> list[str]:
+    """Prompts of all files in turn."""
+    files = sorted(PROMPTS.glob("*.jsonl"))
+    rows = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    return [json.loads(row)["prompt"] for same_place in zip(*rows, strict=True) for row in same_place][:count]
+
+
+def margin(bundle: Path, ids: list[int]) -> float:
+    """How far the best two logits after these tokens are apart."""
+    opened = Bundle.open(bundle, check_hashes=False)
+    session = open_sessions(opened, find_provider("cpu"), ["target"], None, check_hashes=False)["target"]
+    cache = KeyValueCache([opened.manifest.target.cache], 1)
+    target = Target(session, opened.manifest, cache, PhaseClock(), drafting=False)
+    second, best = np.sort(target.prefill(0, TokenRun(ids, len(ids))).logits[0])[-2:]
+    return float(best - second)
+
+
+def test_greedy_output_equals_plain_decoding(smollm2_bundle: Path) -> None:
+    asked, params = prompts(100), SamplingParams(max_new_tokens=48)
+    plain = DSparkInference.load(smollm2_bundle, options=SpeculationOptions("off"))
+    expected = plain.generate(asked, params)
+    for name in ("fixed", "threshold"):
+        found = DSparkInference.load(smollm2_bundle, options=SpeculationOptions(name)).generate(asked, params)
+        accepted = sum(sum(done.stats.accepted_lengths) for done in found)
+        assert accepted > 500, "the drafter must have been of use"
+        for prompt, before, after in zip(asked, expected, found, strict=True):
+            if before.token_ids != after.token_ids:
+                pairs = zip(before.token_ids, after.token_ids, strict=False)
+                same = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+                assert margin(smollm2_bundle, plain.encode(prompt) + same) <= NEAR_TIE, prompt
+
+
+def test_long_prompt(smollm2_bundle: Path) -> None:
+    """A prompt of many chunks, near the limit of 8 192 tokens, is continued in its own manner."""
+    model = DSparkInference.load(smollm2_bundle, batch_size=1)
+    ids = model.encode("The quick brown fox jumps over the lazy dog. " * 800, raw=True)[:8000]
+    (done,) = model.generate([ids], SamplingParams(max_new_tokens=24))
+    assert done.finish_reason == "length"
+    assert done.text is not None
+    assert "fox jumps over the lazy dog" in done.text

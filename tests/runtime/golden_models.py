@@ -1,0 +1,84 @@
+"""The golden models, loaded for tests of the runtime; their tokens are character codes."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from dspark.providers import Call, Session, find_provider
+from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
+from dspark.runtime.inference import open_sessions
+
+__all__ = ["DRAFTERS", "PROMPTS", "Tamper", "ids", "load", "outcome", "tampered"]
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROMPTS: list[list[int]] = [
+    case["prompt"] for case in json.loads((GOLDEN / "qwen3_target" / "golden.json").read_text())["greedy"]
+]
+DRAFTERS = ("dspark_vanilla", "dspark_gated", "dflash", "eagle3")
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Tamper: TypeAlias = Callable[[str, Arrays, Arrays], None]
+"""Called after every run of a graph with its name, inputs and outputs."""
+
+
+def ids(text: str) -> list[int]:
+    """The token ids of a text."""
+    return [ord(character) for character in text]
+
+
+def load(
+    bundle: Path, batch_size: int = 1, options: SpeculationOptions | None = None, **arguments: Any
+) -> DSparkInference:
+    """Loads a bundle on one thread."""
+    return DSparkInference.load(bundle, threads=1, batch_size=batch_size, options=options, **arguments)
+
+
+def tampered(
+    bundle: Path, tamper: Tamper, batch_size: int = 1, options: SpeculationOptions | None = None, **target: Any
+) -> DSparkInference:
+    """Loads a bundle whose graphs' outputs are tampered with; ``target`` replaces fields of the manifest's target."""
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest.model_copy(update={"target": opened.manifest.target.model_copy(update=target)})
+    sessions: dict[str, Session] = {
+        name: _TamperedSession(name, session, tamper)
+        for name, session in open_sessions(opened, find_provider("cpu"), list(manifest.precision), 1, None).items()
+    }
+    limit = manifest.target.context_length
+    return DSparkInference(Bundle(bundle, manifest), sessions, options or SpeculationOptions(), batch_size, limit)
+
+
+def outcome(completion: Completion) -> tuple[Sequence[int], str | None, str, list[int], list[int]]:
+    """What a request's neighbours, history and place in a batch must not change."""
+    stats = completion.stats
+    return (
+        completion.token_ids,
+        completion.text,
+        completion.finish_reason,
+        stats.draft_lengths,
+        stats.accepted_lengths,
+    )
+
+
+@dataclass
+class _TamperedSession:
+    name: str
+    session: Session
+    tamper: Tamper
+
+    def bind(self, inputs: Arrays, outputs: Arrays) -> Call:
+        return _TamperedCall(self.session.bind(inputs, outputs), partial(self.tamper, self.name, inputs, outputs))
+
+
+@dataclass
+class _TamperedCall:
+    call: Call
+    tamper: Callable[[], None]
+
+    def run(self) -> None:
+        self.call.run()
+        self.tamper()
