@@ -28,7 +28,9 @@ def export(
         Path | None, typer.Option(help="A DSpark, DFlash or EAGLE-3 drafter's folder; without one, decoding is plain.")
     ] = None,
     precision: Annotated[Literal["fp32"], typer.Option(help="Element type of the weights.")] = "fp32",
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx[verify]).")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Turns a target model and a drafter into a bundle for dspark-run."""

@@ -33,26 +33,32 @@ app = typer.Typer(
 messages = Console(stderr=True)
 
 BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most. [default: 128]")]
-Temperature = Annotated[float | None, typer.Option(help="Below 1e-5 the likeliest token is taken. [default: 0]")]
-TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all. [default: 0]")]
-TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this mass. [default: 1]")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than this times the likeliest. [default: 0]")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Divides logits of tokens seen before. [default: 1]")]
-PresencePenalty = Annotated[float | None, typer.Option(help="Subtracted from logits of generated tokens. [default: 0]")]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once an occurrence. [default: 0]")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.", show_default="128")]
+Temperature = Annotated[float | None, typer.Option(help="Below 1e-5 the likeliest token is taken.", show_default="0")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", show_default="0")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this mass.", show_default="1")]
+MinP = Annotated[
+    float | None, typer.Option(help="Drop tokens less likely than this times the likeliest.", show_default="0")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Divides logits of tokens seen before.", show_default="1")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Subtracted from logits of generated tokens.", show_default="0")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once an occurrence.", show_default="0")]
 Stop = Annotated[list[str] | None, typer.Option(help="Ends the text; may be given several times.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 Scheduler = Annotated[
     SchedulerName | None,
-    typer.Option(help="How many draft tokens are verified. [default: threshold if one is given, else fixed]"),
+    typer.Option(help="How many draft tokens are verified.", show_default="threshold if one is given, else fixed"),
 ]
-MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round. [default: all]")]
+MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round.", show_default="all")]
 ConfidenceThreshold = Annotated[
-    float | None, typer.Option(help="Verify draft tokens up to the first less sure than this. [default: 0.6]")
+    float | None, typer.Option(help="Verify draft tokens up to the first less sure than this.", show_default="0.6")
 ]
 BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
-Threads = Annotated[int | None, typer.Option(help="Host threads. [default: one a core]")]
+Threads = Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -181,7 +187,7 @@ def inspect(bundle: BundleArgument, as_json: Json = False) -> None:
 def bench(
     bundle: BundleArgument,
     input: Annotated[  # noqa: A002 - the option's name
-        Path | None, typer.Option(help="A JSONL file of prompts. [default: a few that come with the package]")
+        Path | None, typer.Option(help="A JSONL file of prompts.", show_default="a few that come with the package")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 96,
     repeats: Annotated[int, typer.Option(help="Times every prompt is run, plain and speculative in turn.")] = 1,

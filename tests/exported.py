@@ -151,7 +151,8 @@ def assert_same_decoding(
         completion = pair.generate([prompt], count, threshold)[0]
         assert_same_rounds(completion, expected)
         logits = [logits for logits, _ in forward.returned[1:]]  # the first pass is the prompt's
-        _assert_same_values(pair.graphs, completion, draft.returned, logits, expected.proposal_lengths, tolerance)
+        lengths = expected.proposal_lengths
+        _assert_same_values(pair.graphs, completion, count, draft.returned, logits, lengths, tolerance)
         _assert_plain(pair.target, prompt, expected.output)
         decoded.append(expected)
     batch = pair.generate(prompts, count, threshold, batch_size=max(2, len(prompts) - 1))  # one must wait
@@ -187,6 +188,7 @@ class _Watched:
 def _assert_same_values(
     graphs: Recorder,
     completion: Completion,
+    count: int,
     drafts: Sequence[Draft],
     logits: Sequence[Array],
     proposal_lengths: Sequence[int],
@@ -199,8 +201,8 @@ def _assert_same_values(
     for output, expected, length in zip(graphs.outputs("target", rounds), logits, proposal_lengths, strict=True):
         verified = output["logits"]  # the last round may verify fewer tokens than the reference does
         assert_close(verified, expected[len(expected) - 1 - length :][: len(verified)], tolerance)
-    cut = len(graphs.outputs("target", rounds)[-1]["logits"]) == 1 < 1 + proposal_lengths[-1]
-    drafted = [draft for draft in drafts[: rounds - cut]]
+    before_last = rounds + sum(completion.stats.accepted_lengths[:-1])
+    drafted = drafts[: rounds - (before_last == count - 1)]  # a last token needs no draft
     blocks = graphs.outputs("drafter", len(drafted))
     heads = graphs.outputs("head", len(drafted)) or [{}] * len(drafted)
     for block, head, expected in zip(blocks, heads, drafted, strict=True):

@@ -288,4 +288,3 @@ def test_a_text_beyond_the_drafters_context(target: Path, tmp_path: Path) -> Non
         drafter = write(tmp_path / name, target, max_position_embeddings=16)
         pair = Pair.make(target, drafter, tmp_path / f"{name}.bundle")
         assert_same_decoding(pair, [TEXT[:10], TEXT[:100]], 40)
-        assert_same_blocks(pair, TEXT[:100], 20)

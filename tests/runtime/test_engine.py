@@ -304,8 +304,8 @@ def test_a_step_that_breaks_leaves_no_request_behind(golden_bundle: GoldenBundle
         calls = broken_call = 0
         inference = tampered(golden_bundle(name), interrupt, 2)
         expected = [outcome(completion) for completion in completions(inference, CASES[3:6])]
-        for broken_call in range(1, calls, 3):
-            calls = 0
+        for call in range(1, calls, 3):
+            calls, broken_call = 0, call
             with pytest.raises(KeyboardInterrupt):
                 completions(inference, CASES[3:6])
             assert inference.engine.idle
