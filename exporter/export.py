@@ -119,9 +119,15 @@ def _written_aside(export: Export) -> Iterator[Path]:
         folder = Path(scratch) / "bundle"
         folder.mkdir()
         yield folder
-        if output.exists():
-            output.rename(Path(scratch) / "replaced")
-        folder.rename(output)
+        replaced = Path(scratch) / "replaced"
+        try:
+            if output.exists():
+                output.rename(replaced)
+            folder.rename(output)
+        except BaseException:
+            if replaced.exists():
+                replaced.rename(output)
+            raise
 
 
 def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Manifest:

@@ -34,6 +34,7 @@ class OnnxRuntimeSession:
         available = onnxruntime.get_available_providers()
         if provider not in available:  # ONNX Runtime itself would fall back to the CPU without a word
             raise ProviderError(f"{provider} is not in this ONNX Runtime; it has {', '.join(available)}")
+        self._model = model
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         if threads is not None:
@@ -46,20 +47,31 @@ class OnnxRuntimeSession:
             raise ProviderError(f"{model}: {provider} cannot load the graph: {error}") from error
 
     def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Call:
-        """Binds every input and the wanted outputs to contiguous arrays."""
+        """Binds every input and the wanted outputs to contiguous arrays.
+
+        Raises:
+            ProviderError: The graph has no such input or output.
+        """
         binding = self._session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        return _BoundCall(self._session, binding, [*inputs.values(), *outputs.values()])
+        try:
+            for name, array in inputs.items():
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            for name, array in outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        except Exception as error:
+            raise ProviderError(f"{self._model}: {name} cannot be bound: {error}") from error
+        return _BoundCall(self._model, self._session, binding, [*inputs.values(), *outputs.values()])
 
 
 class _BoundCall:
-    def __init__(self, session: Any, binding: Any, arrays: list[NDArray[Any]]) -> None:
+    def __init__(self, model: Path, session: Any, binding: Any, arrays: list[NDArray[Any]]) -> None:
+        self._model = model
         self._session = session
         self._binding = binding
         self._arrays = arrays  # the binding holds addresses, not references
 
     def run(self) -> None:
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise ProviderError(f"{self._model}: the graph cannot be run: {error}") from error

@@ -77,7 +77,7 @@ class TargetInfo(_Model):
     family: str
     name: str
     vocabulary_size: int = Field(ge=1)
-    hidden_size: int
+    hidden_size: int = Field(ge=1)
     context_length: int = Field(ge=2)
     stop_token_ids: tuple[int, ...]
     cache: CacheInfo
@@ -100,13 +100,13 @@ class DrafterInfo(_Model):
     kind: Literal["dspark", "dflash", "eagle3"]
     layout: str
     name: str
-    hidden_size: int
+    hidden_size: int = Field(ge=1)
     taps: tuple[int, ...]
-    block_size: int
+    block_size: int = Field(ge=1)
     anchor_predicts: bool
     draft_length: int = Field(ge=1)
     mask_token_id: int | None
-    vocabulary_size: int
+    vocabulary_size: int = Field(ge=1)
     draft_vocabulary: FileName | None
     cache: CacheInfo
     source: tuple[SourceFile, ...]

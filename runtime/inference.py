@@ -5,9 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TypeAlias
-
-from typing_extensions import TypeIs
+from typing import TYPE_CHECKING, TypeAlias
 
 from dspark.providers import Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
@@ -22,6 +20,9 @@ from dspark.runtime.request import Completion, Request
 from dspark.runtime.sampling import SamplingParams
 from dspark.runtime.target import Target
 from dspark.runtime.text import TextProcessor, TextStream
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 __all__ = ["Chunk", "DSparkInference", "Prompt", "open_sessions"]
 
@@ -274,11 +275,11 @@ class DSparkInference:
                 self.engine.cancel(request)
 
 
-def _are_ids(prompt: Prompt) -> TypeIs[Sequence[int]]:
+def _are_ids(prompt: Prompt) -> "TypeIs[Sequence[int]]":
     return not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt)
 
 
-def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> TypeIs[Sequence[Mapping[str, str]]]:
+def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence[Mapping[str, str]]]":
     return not isinstance(prompt, str)
 
 

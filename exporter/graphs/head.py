@@ -114,6 +114,7 @@ class DraftSampler:
             g.op("Squeeze", self._last(cumulative), g.ints(1)),
         )
         rest = g.op("Sub", mass, unsqueeze(g, before, 1))
+        rest = g.op("Max", rest, g.floats(0.0))  # rounding must not point before the first token with mass, either
         rest = g.op("Min", rest, g.op("Mul", self._last(cumulative), g.floats(ALMOST_ONE)))
         offset = self._count_up_to(cumulative, rest)
         token = g.op("Add", g.op("Mul", index, g.ints(BIN)), offset)

@@ -21,7 +21,7 @@ STEPS = 5  # what the reader assumes where a legacy file does not say
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_target(tmp_path_factory.mktemp("drafters") / "target", "qwen3", num_hidden_layers=6)
+    return write_target(tmp_path_factory.mktemp("drafters") / "target", "qwen3", num_hidden_layers=5)
 
 
 @pytest.fixture
@@ -30,11 +30,12 @@ def compare(target: Path, tmp_path: Path) -> Callable[..., Pair]:
 
     def compare(write: Callable[..., Path], **options: Any) -> Pair:
         pair = Pair.make(target, write(tmp_path / "drafter", target, **options), tmp_path / "bundle", STEPS)
-        decoded = assert_same_decoding(pair, PROMPTS)
+        decoded = assert_same_decoding(pair, PROMPTS[1:])
         assert accepted(decoded) > 0
-        head = pair.graphs.bundle.manifest.head
-        if head is not None and head.confidence != "none":
-            cut = assert_same_decoding(pair, PROMPTS[:2], threshold=0.6)
+        confidences = [output["confidence"] for output in pair.graphs.outputs("head") if "confidence" in output]
+        if confidences:
+            low, high = np.sort(1 / (1 + np.exp(-np.concatenate(confidences).ravel()))[-21:])[10:12]
+            cut = assert_same_decoding(pair, PROMPTS[:2], threshold=(low + high) / 2)
             assert len({length for each in cut for length in each.proposal_lengths}) > 1
         return pair
 
@@ -60,8 +61,10 @@ def test_heads(head: str, confidence: str, compare: Callable[..., Pair]) -> None
     assert (described.kind, described.confidence) == (head, inputs[confidence])
 
 
-@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize("confidence", CONFIDENCES)
+@pytest.mark.parametrize(
+    ("head", "confidence"),
+    [("vanilla", "markov"), ("gated", "markov"), ("rnn", "markov"), ("rnn", "none"), ("vanilla", "hidden")],
+)
 def test_heads_after_a_silent_anchor(head: str, confidence: str, compare: Callable[..., Pair]) -> None:
     """The first proposal is slot 1's: its previous token is still the anchor, and an RNN starts there."""
     pair = compare(write_speculators, head=head, confidence=confidence, sample_from_anchor=False)
@@ -87,9 +90,9 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "one-layer": {"layers": 1},
     "three-layers": {"layers": 3},
     "one-tap": {"taps": [2]},
-    "embedding-tap": {"taps": [-1, 1, 4]},
-    "last-taps": {"taps": [3, 4]},
-    "all-taps": {"taps": [-1, 0, 1, 2, 3, 4]},
+    "embedding-tap": {"taps": [-1, 1, 3]},
+    "last-taps": {"taps": [2, 3]},
+    "all-taps": {"taps": [-1, 0, 1, 2, 3]},
     "borrowed": {"own_embedding": False},
     "spellings": {
         "target_layer_ids": OMIT,
@@ -120,7 +123,7 @@ DFLASH: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "zlab": (write_zlab_dflash, {}),
     "zlab-nested-size": (write_zlab_dflash, {"block_size": OMIT, "dflash": {"block_size": 6}}),
     "zlab-no-size": (write_zlab_dflash, {"block_size": OMIT}),
-    "zlab-no-taps": (write_zlab_dflash, {"taps": None, "layers": 3}),
+    "zlab-no-taps": (write_zlab_dflash, {"taps": None}),
     "zlab-window": (write_zlab_dflash, WINDOW),
     "zlab-window-wide": (write_zlab_dflash, {**WINDOW, "sliding_window": 30}),
     "zlab-window-longer": (write_zlab_dflash, {**WINDOW, "sliding_window": 1000}),
@@ -145,9 +148,17 @@ def test_dflash(case: str, compare: Callable[..., Pair]) -> None:
 # Speculators
 
 
-@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize("anchor", [True, False])
-@pytest.mark.parametrize("size", [1, 60, 95])
+@pytest.mark.parametrize(
+    ("head", "anchor", "size"),
+    [
+        ("vanilla", True, 60),
+        ("gated", True, 60),
+        ("rnn", True, 60),
+        ("rnn", False, 60),
+        ("vanilla", False, 1),
+        ("gated", True, 95),
+    ],
+)
 def test_reduced_vocabularies(head: str, anchor: bool, size: int, target: Path, tmp_path: Path) -> None:
     drafter = write_speculators(tmp_path / "d", target, draft_vocab=size, head=head, sample_from_anchor=anchor)
     pair = Pair.make(target, drafter, tmp_path / "bundle")
@@ -189,18 +200,18 @@ def test_tables_of_a_full_vocabulary(target: Path, tmp_path: Path) -> None:
 # EAGLE-3
 
 EAGLE3: dict[str, dict[str, Any]] = {
-    "deepspec": {"layout": "deepspec"},
-    "deepspec-one-step": {"layout": "deepspec", "steps": 1},
-    "deepspec-seven-steps": {"layout": "deepspec", "steps": 7},
+    "deepspec": {"layout": "deepspec", "taps": [0, 1, 2, 3]},
+    "deepspec-one-step": {"layout": "deepspec", "taps": [-1, 0, 1, 2, 3], "steps": 1},
+    "deepspec-seven-steps": {"layout": "deepspec", "taps": [-1, 0, 1, 2, 3], "steps": 7},
     "speculators": {},
     "speculators-reduced": {"draft_vocab": 60},
-    "speculators-embedding-tap": {"taps": [-1, 1, 4]},
+    "speculators-embedding-tap": {"taps": [-1, 1, 3]},
     "speculators-norm-before-residual": {"norm_before_residual": True, "draft_vocab": 60},
     "speculators-norm-before-fc": {"norm_before_fc": True, "draft_vocab": 60},
     "speculators-fc-norm": {"fc_norm": True, "draft_vocab": 60},
     "speculators-norms": {"fc_norm": True, "norm_before_residual": True},
     "legacy": {"layout": "legacy", "taps": [0, 1, 2]},
-    "legacy-reduced": {"layout": "legacy", "taps": [0, 2, 4], "draft_vocab": 60},
+    "legacy-reduced": {"layout": "legacy", "taps": [0, 2, 3], "draft_vocab": 60},
     "legacy-top-level-taps": {
         "layout": "legacy",
         "taps": [0, 1, 2],

@@ -51,26 +51,39 @@ def test_every_turn_equals_a_fresh_run(name: str, params: SamplingParams, chat_b
 
 
 @pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
-def test_a_turn_from_the_cache_accepts_as_a_cold_one(name: str, chat_bundle: ChatBundle) -> None:
+def test_a_turn_from_the_cache_drafts_as_a_cold_one(name: str, chat_bundle: ChatBundle) -> None:
     """The drafter's context comes from the cache too: nothing but the prefill is shorter."""
     sizes: list[int] = []
+    context: dict[str, np.ndarray] = {}
 
     def note(graph: str, inputs: Arrays, outputs: Arrays) -> None:
         if graph == "target":
             sizes.append(len(inputs["input_ids"]))
+        if graph == "drafter":
+            context.update({name: rows.copy() for name, rows in inputs.items() if name.startswith("context.")})
 
     inference = tampered(chat_bundle(name), note)
     conversation = Conversation(inference)
-    answer(conversation, "what is a class")
-    messages = [*conversation.messages, {"role": "user", "content": "and a string"}]
-    sizes.clear()
-    answer(conversation, "and a string")
-    warm = sizes.copy()
-    sizes.clear()
-    inference.generate([messages], GREEDY)
-    assert warm[0] == sizes[0] - conversation.reused_tokens < sizes[0]
-    assert warm[1:] == sizes[1:]  # each round verified as many tokens: as many were accepted
-    assert len(warm) < GREEDY.max_new_tokens
+    long = answer(Conversation(inference), "what is a class")
+    stop = long[8:25]  # the cache knows this text beyond the answer, some rounds of it
+    for text, params in [
+        ("what is a class", GREEDY.model_copy(update={"stop": (stop,)})),
+        ("and a string", GREEDY),
+        ("a very much longer message", GREEDY),
+    ]:
+        messages = [*conversation.messages, {"role": "user", "content": text}]
+        sizes.clear()
+        answer(conversation, text, params)
+        warm, warm_context = sizes.copy(), context.copy()
+        sizes.clear()
+        inference.generate([messages], params)
+        assert warm[0] == sizes[0] - conversation.reused_tokens
+        assert warm[1:] == sizes[1:]  # each round verified as many tokens: as many were accepted
+        assert len(warm) < GREEDY.max_new_tokens
+        for layer, rows in context.items():
+            assert rows.any()
+            assert np.abs(rows - warm_context[layer]).max() < 1e-4
+    assert conversation.messages[1]["content"] == long[: long.index(stop)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -134,10 +147,11 @@ def test_two_conversations_share_a_model(chat_bundle: ChatBundle) -> None:
 
 def test_the_conversation_ends_with_the_context(chat_bundle: ChatBundle) -> None:
     conversation = Conversation(load(chat_bundle("dspark_vanilla"), max_sequence_length=100))
-    with pytest.raises(RequestError, match="the limit is 100"):
-        for _ in range(10):
-            answer(conversation, "again")
-    assert 2 <= len(conversation.messages) <= 6
+    answer(conversation, "again")
+    answer(conversation, "again")
+    with pytest.raises(RequestError, match="the prompt's 98 tokens and max_new_tokens 30 make 128; the limit is 100"):
+        answer(conversation, "again")
+    assert len(conversation.messages) == 4
 
 
 def test_after_an_error_the_next_turn_is_right(chat_bundle: ChatBundle) -> None:

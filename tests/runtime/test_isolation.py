@@ -1,0 +1,142 @@
+"""The runtime's process is free of PyTorch and of everything the exporter needs."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dspark.configs
+import dspark.providers
+import dspark.runtime
+
+GoldenBundle = Callable[[str], Path]
+
+HEAVY = (
+    *("torch", "transformers", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "ml_dtypes", "safetensors"),
+    *("scipy", "yaml", "dspark.exporter"),
+)
+ALLOWED = {  # what each package may import besides the standard library and itself
+    "providers": {"numpy", "onnxruntime"},
+    "runtime": {"dspark.providers", "jinja2", "numpy", "pydantic", "rich", "tokenizers", "typer"},
+    "configs": {"yaml"},
+}
+
+BLOCK = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path, target=None):
+        if name in {HEAVY!r} or name.partition(".")[0] in {HEAVY!r}:
+            raise ImportError(f"{{name}} must not be needed")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    """Runs code in a fresh interpreter in which importing the heavy packages fails; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK + code, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_block_works() -> None:
+    for name in ("onnx_ir", "safetensors.numpy", "dspark.exporter.export", "yaml"):
+        with pytest.raises(AssertionError, match="must not be needed"):
+            run(f"import {name}")
+
+
+@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+def test_the_real_loop_runs_without_them(name: str, golden_bundle: GoldenBundle) -> None:
+    code = f"""
+import json
+from dspark.runtime import Conversation, DSparkInference, RequestError, SamplingParams
+
+inference = DSparkInference.load(sys.argv[1], threads=1, batch_size=2)
+params = [SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)]
+completions = inference.generate(["tead ", "is a "], params)
+text = "".join(chunk.text for chunk in inference.stream("tead ", params[0]))
+assert not [module for module in sys.modules if module.partition(".")[0] in {HEAVY!r}]
+print(json.dumps([completions[0].text, text, [sum(each.stats.accepted_lengths) for each in completions]]))
+"""
+    generated, streamed, accepted = json.loads(run(code, str(golden_bundle(name))))
+    assert generated == streamed == "in the class of the stri"
+    assert min(accepted) > 0
+
+
+def test_the_command_line_runs_without_them(golden_bundle: GoldenBundle) -> None:
+    code = "from dspark.runtime.cli import main; main()"
+    bundle = str(golden_bundle("dspark_vanilla"))
+    assert run(code, "generate", bundle, "--prompt", "tead ", "--max-new-tokens", "12") == "in the class\n"
+    assert json.loads(run(code, "inspect", bundle, "--json"))["target"]["vocabulary_size"] == 160
+    assert json.loads(run(code, "bench", bundle, "--max-new-tokens", "4", "--json"))["prompts"] > 0
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    """Each name loads its module when it is first used."""
+    code = """
+import dspark.runtime
+
+def loaded(*names):
+    return set(names) & set(sys.modules)
+
+others = ("onnxruntime", "jinja2", "tokenizers", "typer", "rich")
+assert not loaded("numpy", "pydantic", *others), loaded("numpy", "pydantic", *others)
+assert dspark.runtime.SamplingParams.__name__ == "SamplingParams"
+assert not loaded(*others), loaded(*others)
+assert all(getattr(dspark.runtime, name).__name__ == name for name in dspark.runtime.__all__)
+assert loaded(*others) == {"tokenizers"}, loaded(*others)
+"""
+    run(code)
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match=r"'dspark\.runtime' has no attribute 'Nothing'"):
+        _ = dspark.runtime.Nothing  # type: ignore[attr-defined]
+
+
+# --- import directions ---
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Dotted names of all modules that a file imports, wherever in it; not those that only its type checker sees."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module is not None
+            yield node.module
+            if node.module == "dspark":
+                yield from (f"dspark.{alias.name}" for alias in node.names)
+
+
+def root(module: str) -> str:
+    return ".".join(module.split(".")[:2]) if module.startswith("dspark") else module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", [dspark.providers, dspark.runtime, dspark.configs], ids=list(ALLOWED))
+def test_imports_point_one_way(package: object) -> None:
+    name = package.__name__.removeprefix("dspark.")  # type: ignore[attr-defined]
+    files = [file for folder in package.__path__ for file in Path(folder).rglob("*.py")]  # type: ignore[attr-defined]
+    assert files
+    allowed = {*sys.stdlib_module_names, f"dspark.{name}", *ALLOWED[name]}
+    wrong = {f"{file.name}: {module}" for file in files for module in imports(file) if root(module) not in allowed}
+    assert not wrong
+
+
+def test_the_bundles_schema_depends_on_nothing_but_errors() -> None:
+    """It is what the exporter imports of the runtime."""
+    assert dspark.runtime.__file__ is not None
+    file = Path(dspark.runtime.__file__).with_name("bundle.py")
+    assert {module for module in imports(file) if root(module).startswith("dspark")} == {"dspark.runtime.errors"}
