@@ -21,7 +21,7 @@ from dspark.runtime.target import TARGET, Target, TokenRun, Verification
 
 __all__ = ["Engine", "Speculation"]
 
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 128
 """Prompt tokens a step computes: bounds attention's memory on long prompts and the wait of running requests."""
 NO_TOKENS = np.empty(0, np.int64)
 

@@ -175,7 +175,7 @@ def test_sampled_texts_have_the_targets_distribution(
     exact: Exact,
     golden_bundle: GoldenBundle,
 ) -> None:
-    found = p_values(load(golden_bundle(name), batch_size, options), names, exact, 300)
+    found = p_values(load(golden_bundle(name), batch_size, options), names, exact, 200)
     assert min(found.values()) > 1e-3, found
 
 
@@ -212,7 +212,7 @@ def test_a_draft_tested_against_other_logits_is_caught(exact: Exact, golden_bund
             outputs["draft_logits"][:] = inputs["base_logits"]
 
     inference = tampered(golden_bundle("dspark_vanilla"), forget_the_markov_bias, 64)
-    found = p_values(inference, ["top-k", "min-p", "penalties", "bias"], exact, 300)
+    found = p_values(inference, ["top-k", "bias"], exact, 300)
     assert found["all"] < 1e-6, found
 
 
@@ -220,8 +220,8 @@ def test_a_draft_tested_against_other_logits_is_caught(exact: Exact, golden_bund
 def test_greedy_texts_are_the_targets_own(name: str, exact: Exact, golden_bundle: GoldenBundle) -> None:
     """With and without speculation, alone and in a batch; they may differ only where the target is undecided."""
     text = [token for prompt in PROMPTS for token in prompt]
-    prompts = [text[start : start + 1 + 7 * start % 30] for start in range(0, len(text), 4)]
-    params = SamplingParams(max_new_tokens=60)
+    prompts = [text[start : start + 1 + 7 * start % 30] for start in range(0, len(text), 8)]
+    params = SamplingParams(max_new_tokens=40)
     plain, *others = (
         load(golden_bundle(name), batch_size, options).generate(prompts, params)
         for batch_size, options in [(1, OFF), (16, OFF), (16, None), (16, SHORT)]

@@ -128,10 +128,11 @@ def test_prompts_of_several_prefill_chunks(case: str, tmp_path: Path) -> None:
     assert_same_decoding(pair, prompts, 8)
 
 
-def test_prompts_longer_than_an_eagle3_extension(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [None, 260])
+def test_prompts_longer_than_an_eagle3_extension(window: int | None, tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "llama", max_position_embeddings=1024)
-    window = {"layer_types": ["sliding_attention"], "sliding_window": 260}
-    drafter = write_eagle3(tmp_path / "drafter", target, layout="legacy", taps=[0, 1, 2], **window)
+    sliding = {"layer_types": ["sliding_attention"], "sliding_window": window} if window else {}
+    drafter = write_eagle3(tmp_path / "drafter", target, layout="legacy", taps=[0, 1, 2], **sliding)
     pair = Pair.make(target, drafter, tmp_path / "bundle", steps=5)
     assert_same_decoding(pair, [TEXT[:3], TEXT[:530], TEXT[:257], TEXT[100:356]], 4)
 

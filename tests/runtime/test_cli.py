@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ Run = Callable[..., Result]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str | Path, stdin: str | bytes = "") -> Result:
         content = stdin if isinstance(stdin, bytes) else stdin.encode()
-        monkeypatch.setattr(sys, "argv", ["dspark-run", *map(str, arguments)])
+        threads = ["--threads", "1"] if {"generate", "chat", "bench"} & {*arguments[:1]} else []
+        monkeypatch.setattr(sys, "argv", ["dspark-run", *map(str, arguments[:1]), *threads, *map(str, arguments[1:])])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
         monkeypatch.setenv("COLUMNS", "200")
         code: object = 0
@@ -76,8 +78,11 @@ def jsonl(*rows: object) -> str:
 
 
 def expected(bundle: Path, prompt: Sequence[int] | str, **options: Any) -> tuple[str | None, list[int]]:
-    completion = load(bundle).generate([prompt], SamplingParams(**options))[0]
+    completion = loaded(bundle).generate([prompt], SamplingParams(**options))[0]
     return completion.text, completion.token_ids
+
+
+loaded = cache(load)
 
 
 # --- generate ---
@@ -399,7 +404,7 @@ def test_inspect(run: Run, golden_bundle: GoldenBundle) -> None:
 def test_bench(name: str, run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(jsonl({"prompt_ids": PROMPTS[0]}, {"prompt": "tead "}))
-    arguments = ["bench", golden_bundle(name), "--input", prompts, "--max-new-tokens", "12", "--threads", "1"]
+    arguments = ["bench", golden_bundle(name), "--input", prompts, "--max-new-tokens", "12"]
     report = json.loads(run(*arguments, "--repeats", "2", "--json").out)
     assert (report["identical_outputs"], report["prompts"]) == (4, 4)
     assert report["plain"]["acceptance_length"] == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,10 @@ def answer(conversation: Conversation, text: str, params: SamplingParams = GREED
 def fresh_answer(bundle: Path, conversation: Conversation, text: str, params: SamplingParams = GREEDY) -> str | None:
     """The answer of a model that knows only the messages."""
     messages = [*conversation.messages, {"role": "user", "content": text}]
-    return load(bundle).generate([messages], params)[0].text
+    return loaded(bundle).generate([messages], params)[0].text
+
+
+loaded = cache(load)
 
 
 @pytest.mark.parametrize("name", MODELS)

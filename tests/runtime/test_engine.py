@@ -49,7 +49,7 @@ SETTINGS = [
 GREEDY = [params for params in SETTINGS if params.greedy]
 CASES = [
     (prompt, params.model_copy(update={"seed": 100 * row + column}))
-    for row, prompt in enumerate(PROMPTS)
+    for row, prompt in enumerate(PROMPTS[:4])
     for column, params in enumerate(SETTINGS)
 ]
 LONG = [token for prompt in PROMPTS for token in prompt] * 2
@@ -79,22 +79,23 @@ def test_every_setting_in_one_batch_equals_each_alone(
     name: str, options: SpeculationOptions | None, golden_bundle: GoldenBundle
 ) -> None:
     bundle = golden_bundle(name)
-    expected = alone(load(bundle, 1, options), CASES)
-    assert len({tuple(tokens) for tokens, *_ in expected}) > len(CASES) * 0.8  # the settings do something
-    order = np.random.default_rng(0).permutation(len(CASES))
-    together = completions(load(bundle, 7, options), [CASES[index] for index in order])
+    cases = CASES[9:]
+    expected = alone(load(bundle, 1, options), cases)
+    assert len({tuple(tokens) for tokens, *_ in expected}) > len(cases) * 0.7  # the settings do something
+    order = np.random.default_rng(0).permutation(len(cases))
+    together = completions(load(bundle, 7, options), [cases[index] for index in order])
     for index, completion in zip(order, together, strict=True):
-        assert outcome(completion) == expected[index], CASES[index]
+        assert outcome(completion) == expected[index], cases[index]
 
 
 @pytest.mark.parametrize("name", ["dspark_vanilla", "dspark_gated", "dflash", "eagle3"])
 def test_greedy_requests_decode_as_without_a_drafter(name: str, golden_bundle: GoldenBundle) -> None:
-    cases = [(prompt, params) for prompt in PROMPTS for params in GREEDY]
+    cases = [(prompt, params) for prompt in PROMPTS[:3] for params in GREEDY]
     bundle = golden_bundle(name)
     expected = [tokens for tokens, *_ in alone(load(bundle, 1, OFF), cases)]
     speculated = completions(load(bundle, 5), cases)
     assert [completion.token_ids for completion in speculated] == expected
-    assert sum(sum(completion.stats.accepted_lengths) for completion in speculated) > 100
+    assert sum(sum(completion.stats.accepted_lengths) for completion in speculated) > 50
 
 
 @pytest.mark.parametrize(("name", "options"), SPECULATING)
@@ -204,7 +205,7 @@ def test_the_same_prompt_twice(name: str, options: SpeculationOptions | None, go
 
 
 @pytest.mark.parametrize(("name", "options"), [*SPECULATING, LOADED[-1]])
-@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 100])
 def test_a_prompt_in_chunks_equals_one_in_a_piece(
     name: str,
     options: SpeculationOptions | None,
@@ -264,7 +265,7 @@ def test_a_request_cancelled_anywhere_disturbs_nobody(
     neighbours = [(PROMPTS[1], SETTINGS[0]), (PROMPTS[3], SETTINGS[1]), CASES[13]]
     expected = alone(inference, neighbours)
     for position in range(3):
-        for steps in range(0, 16, 2):
+        for steps in range(0, 16, 3):
             requests = [inference.request(prompt, params) for prompt, params in neighbours]
             victim = inference.request(PROMPTS[0], SamplingParams(max_new_tokens=100))
             for request in [*requests[:position], victim, *requests[position:]]:
@@ -304,7 +305,7 @@ def test_a_step_that_breaks_leaves_no_request_behind(golden_bundle: GoldenBundle
         calls = broken_call = 0
         inference = tampered(golden_bundle(name), interrupt, 2)
         expected = [outcome(completion) for completion in completions(inference, CASES[3:6])]
-        for call in range(1, calls, 3):
+        for call in range(1, calls, 5):
             calls, broken_call = 0, call
             with pytest.raises(KeyboardInterrupt):
                 completions(inference, CASES[3:6])
@@ -312,7 +313,7 @@ def test_a_step_that_breaks_leaves_no_request_behind(golden_bundle: GoldenBundle
             assert [outcome(completion) for completion in completions(inference, CASES[3:6])] == expected
 
 
-@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+@pytest.mark.parametrize("name", [pytest.param("dspark_vanilla", marks=pytest.mark.slow), "eagle3"])
 def test_many_requests_through_few_slots(
     name: str, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,7 +439,7 @@ def test_a_cache_that_was_spoilt_is_not_handed_on(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+@pytest.mark.parametrize("name", [pytest.param("dspark_vanilla", marks=pytest.mark.slow), "eagle3"])
 def test_memory_is_flat_over_a_thousand_rounds(name: str, golden_bundle: GoldenBundle) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

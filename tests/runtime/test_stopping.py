@@ -97,11 +97,11 @@ def test_max_new_tokens_is_exact(name: str, params: SamplingParams, golden_bundl
 def test_a_stop_string_that_ends_at_any_slot_of_a_block(name: str, golden_bundle: GoldenBundle) -> None:
     inference = load(golden_bundle(name))
     tried: defaultdict[int, int] = defaultdict(int)
-    for params in PARAMS[:4]:
+    for params in PARAMS[:3]:
         for prompt in PROMPTS:
             whole = inference.generate([prompt], params)[0]
             for slot, ends in ends_by_slot(whole).items():
-                for end in ends[: max(0, 6 - tried[slot])]:
+                for end in ends[: max(0, 4 - tried[slot])]:
                     assert inference.text is not None
                     text = inference.text.decode(whole.token_ids[: end + 1])
                     stop = text if tried[slot] % 2 else text[-3:]
@@ -127,7 +127,7 @@ def test_an_eos_at_any_slot_of_a_block(name: str, golden_bundle: GoldenBundle) -
             for slot, ends in ends_by_slot(whole).items():
                 for end in ends:
                     token = whole.token_ids[end]
-                    if tried[slot] > 3 or token in whole.token_ids[:end]:
+                    if tried[slot] > 1 or token in whole.token_ids[:end]:
                         continue
                     completion = model.stopping_at(3, token, 5).generate([prompt], params)[0]
                     assert completion.finish_reason == "stop"

@@ -192,8 +192,8 @@ def test_a_token_without_probability_is_never_drawn(case: str, head: Callable[..
     logits = impossible(size, possible)
     borders = probabilities(logits, np.ones(1)).cumsum().astype(np.float32)
     near = [np.nextafter(borders, np.float32(side)) for side in (0, 1)]
-    every = np.concatenate([[0, 2**-24, LARGEST_UNIFORM], borders, *near])
-    edges = np.unique(np.clip(every, 0, LARGEST_UNIFORM))
+    every = np.concatenate([[0, 2**-24, LARGEST_UNIFORM, 1], borders, *near])  # 1: some generators round up to it
+    edges = np.unique(np.clip(every, 0, 1))
     spread = np.array([logits + random.normal(0, 1, size) for _ in range(20)])  # rounding falls out differently
     rows = np.repeat(np.concatenate([[logits], spread]), len(edges), axis=0)
     uniform = np.tile(edges, len(spread) + 1)
