@@ -15,7 +15,7 @@ demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate 
 	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
 
 test: $(VENV)/.dev ## the tests that need neither a model nor PyTorch
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
 	$(BIN)/python -m pytest -m "slow and not gpu"

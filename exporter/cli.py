@@ -1,11 +1,13 @@
 """``dspark-export``: checkpoints in, bundle out."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -47,6 +49,8 @@ def export(
 
 def main() -> None:
     """Runs the command line; an error of ours becomes one line and exit code 1."""
+    for name in {"SIGTERM", "SIGHUP"} & set(dir(signal)):  # what is half-written is removed, as after Ctrl-C
+        signal.signal(getattr(signal, name), lambda received, frame: sys.exit(128 + received))
     try:
         app()
     except DSparkError as error:
@@ -58,13 +62,13 @@ def main() -> None:
 
 def _export(planned: Export) -> Manifest:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages, transient=True) as progress:
+    with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as progress:
         task = progress.add_task("Exporting", total=planned.weight_bytes)
         return export_bundle(planned, lambda count: progress.advance(task, count))
 
 
 def _show(manifest: Manifest, output: Path) -> None:
-    table = Table("File", "Megabytes", title=f"Wrote {output}", title_justify="left")
+    table = Table("File", "Megabytes", title=escape(f"Wrote {output}"), title_justify="left")
     for name, info in manifest.files.items():
         table.add_row(name, f"{info.bytes / 1e6:,.1f}")
     table.add_section()

@@ -1,5 +1,6 @@
 """From checkpoints to a bundle that appears whole or not at all."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import onnx_ir as ir
 
 from dspark.exporter.checkpoints import read_drafter, read_target
 from dspark.exporter.checkpoints.description import Backbone, Drafter, DrafterKind, Target
-from dspark.exporter.errors import ExportError
+from dspark.exporter.errors import CheckpointError, ExportError
 from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, build_head, build_target
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle import (
@@ -28,6 +29,9 @@ from dspark.runtime.bundle import (
     TextInfo,
     hash_file,
 )
+from dspark.runtime.chat_template import ChatTemplate
+from dspark.runtime.errors import BundleError
+from dspark.runtime.text import TextProcessor
 
 __all__ = ["Export", "export_bundle", "prepare"]
 
@@ -75,8 +79,10 @@ def prepare(target: Path, drafter: Path | None, output: Path, *, force: bool = F
         CheckpointError: A checkpoint is unsupported, damaged, or does not fit its target.
         ExportError: The output exists or cannot be written.
     """
+    output = output.resolve()
     _check_output(output, force=force)
     described = read_target(target)
+    _check_text(described)
     return Export(described, read_drafter(drafter, described) if drafter else None, output, force)
 
 
@@ -108,17 +114,33 @@ def _check_output(output: Path, *, force: bool) -> None:
             raise ExportError(f"{output}: exists already; choose another output or pass --force to replace it")
         if not (output / MANIFEST).is_file():
             raise ExportError(f"{output}: holds files but no bundle ({MANIFEST}); --force replaces only bundles")
+    there = next(path for path in (output, *output.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ExportError(f"{output}: cannot be made, because {there} is no folder that can be written to")
+
+
+def _check_text(target: Target) -> None:
+    """What cannot be read when generating must not get into a bundle."""
+    text = target.text
+    try:
+        if text.tokenizer is not None:
+            TextProcessor(text.tokenizer)
+        if text.chat_template is not None:
+            ChatTemplate(text.chat_template, text.special_tokens)
+    except BundleError as error:
+        raise CheckpointError(f"{target.name}: {error}") from error
 
 
 @contextmanager
 def _written_aside(export: Export) -> Iterator[Path]:
     """A folder beside the output that takes its place when the block succeeds and disappears when it does not."""
-    output = export.output.absolute()
+    output = export.output
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
         folder = Path(scratch) / "bundle"
         folder.mkdir()
         yield folder
+        _check_output(output, force=export.force)  # another export may have been faster
         replaced = Path(scratch) / "replaced"
         try:
             if output.exists():

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dspark.exporter.checkpoints.tensors import LazyTensor
+from dspark.exporter.errors import CheckpointError
 
 __all__ = ["WeightFile"]
 
@@ -51,6 +52,9 @@ class WeightFile:
 
         Returns:
             A reference by file, offset and length that graphs carry instead of the data.
+
+        Raises:
+            CheckpointError: The tensor has a NaN or an infinity.
         """
         known = self._stored.get(id(tensor))
         if known is not None:
@@ -65,6 +69,8 @@ class WeightFile:
         self._file.seek(offset)
         digest = hashlib.sha256(repr(tensor.shape).encode())
         for chunk in tensor.chunks():
+            if not np.isfinite(chunk).all():
+                raise CheckpointError(f"{tensor.name}: has values that are not finite numbers")
             data = np.ascontiguousarray(chunk, dtype="<f4").data
             digest.update(data)
             self._file.write(data)

@@ -44,7 +44,7 @@ class OnnxRuntimeSession:
         try:
             self._session = onnxruntime.InferenceSession(str(model), options, providers=[provider])
         except Exception as error:  # the binding raises its own classes, which share no public base
-            raise ProviderError(f"{model}: {provider} cannot load the graph: {error}") from error
+            raise ProviderError(f"{model}: {provider} cannot load the graph: {_one_line(error)}") from error
 
     def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Call:
         """Binds every input and the wanted outputs to contiguous arrays.
@@ -59,8 +59,12 @@ class OnnxRuntimeSession:
             for name, array in outputs.items():
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         except Exception as error:
-            raise ProviderError(f"{self._model}: {name} cannot be bound: {error}") from error
+            raise ProviderError(f"{self._model}: {name} cannot be bound: {_one_line(error)}") from error
         return _BoundCall(self._model, self._session, binding, [*inputs.values(), *outputs.values()])
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 class _BoundCall:
@@ -74,4 +78,4 @@ class _BoundCall:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
-            raise ProviderError(f"{self._model}: the graph cannot be run: {error}") from error
+            raise ProviderError(f"{self._model}: the graph cannot be run: {_one_line(error)}") from error

@@ -38,9 +38,9 @@ BARE_CALLS = 5
 """Times each bare graph call is measured after every prompt; the median of all counts."""
 
 
-def default_prompts() -> str:
+def default_prompts() -> bytes:
     """The prompts that come with the package, JSONL."""
-    return files("dspark.configs").joinpath("bench_prompts.jsonl").read_text(encoding="utf-8")
+    return files("dspark.configs").joinpath("bench_prompts.jsonl").read_bytes()
 
 
 @dataclass
@@ -201,6 +201,11 @@ def run_benchmark(
     Raises:
         RequestError: A row is refused.
     """
+    if not rows or max_new_tokens < 2 or repeats < 1:
+        raise RequestError(
+            f"a benchmark needs prompts, max_new_tokens of at least 2 and repeats of at least 1; "
+            f"there are {len(rows)} prompts, {max_new_tokens} and {repeats}"
+        )
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     speculating = options.resolve(manifest) is not None
@@ -213,7 +218,7 @@ def run_benchmark(
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(list(rows) * repeats, description="Measuring"):
             if isinstance(row, RequestError):
                 raise row

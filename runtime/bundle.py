@@ -32,14 +32,17 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
+LONGEST_NAME = 255
 HASHED_ALWAYS = 1 << 30
-"""Bytes: smaller bundles are hashed at every load (well under a second), larger ones when asked."""
+"""Bytes: smaller files are hashed at every load (well under a second), larger ones when asked."""
 
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
         raise ValueError(f"{name!r} leaves the bundle's folder")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"{name[:20]!r}… is longer than a file name can be")
     return name
 
 
@@ -183,8 +186,8 @@ class Bundle:
 
         Args:
             path: The bundle's folder.
-            check_hashes: Whether contents are compared with the manifest's hashes. By default they are for bundles up
-                to 1 GiB; sizes are compared always.
+            check_hashes: Whether contents are compared with the manifest's hashes. By default those of files up to
+                1 GiB are; sizes are compared always.
 
         Raises:
             BundleError: The folder is no bundle, has another schema version, or files are missing, short or altered.
@@ -200,8 +203,15 @@ class Bundle:
         return self.path / name
 
     def text(self, name: str) -> str:
-        """The content of a text file of the bundle."""
-        return self.file(name).read_text(encoding="utf-8")
+        """The content of a text file of the bundle.
+
+        Raises:
+            BundleError: It is not in UTF-8.
+        """
+        try:
+            return self.file(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{self.file(name)}: is not text in UTF-8: {error}") from error
 
     def draft_vocabulary(self) -> NDArray[np.int64] | None:
         """Target ids ``[V']`` of a reduced draft vocabulary.
@@ -230,16 +240,14 @@ class Bundle:
         """Compares every file's content with the manifest.
 
         Args:
-            wanted: Whether to; by default for bundles up to 1 GiB.
+            wanted: Whether to; by default for files up to 1 GiB.
 
         Raises:
             BundleError: A file was altered.
         """
-        if wanted is None:
-            wanted = sum(info.bytes for info in self.manifest.files.values()) <= HASHED_ALWAYS
-        if not wanted:
-            return
         for name, info in self.manifest.files.items():
+            if not (info.bytes <= HASHED_ALWAYS if wanted is None else wanted):
+                continue
             found = hash_file(self.file(name))
             if found != info.sha256:
                 raise BundleError(f"{self.file(name)}: altered since export (SHA-256 {found}, expected {info.sha256})")

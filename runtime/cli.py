@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.text import Text
 
 from dspark.runtime.bench import default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
@@ -167,6 +168,8 @@ def chat(
             text = input("> ").strip()
         except (EOFError, KeyboardInterrupt):
             return
+        except (RuntimeError, UnicodeDecodeError) as error:  # no terminal, or not text
+            raise RequestError(f"standard input cannot be read: {error}") from error
         if text == "/exit":
             return
         if text:
@@ -198,7 +201,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measures plain and speculative decoding in one interleaved run, and where a round's time goes."""
-    rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines()))
+    rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
     report = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
     if as_json:
@@ -211,8 +214,11 @@ def main() -> None:
     """Runs the command line; an error of ours becomes one line and exit code 1."""
     try:
         app()
-    except DSparkError as error:
+    except (DSparkError, UnicodeEncodeError) as error:
         _print_error(str(error))
+        sys.exit(1)
+    except OSError as error:
+        _print_error(f"the output cannot be written: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -223,19 +229,21 @@ def _sampling_params(**options: Any) -> SamplingParams:
     return SamplingParams.parse(SamplingParams(), given)
 
 
-def _lines(source: str) -> Iterator[str]:
+def _lines(source: str) -> Iterator[bytes]:
     try:
         if source == "-":
-            yield from sys.stdin
+            if sys.stdin is None:
+                raise RequestError("--input -: there is no standard input")
+            yield from sys.stdin.buffer
             return
-        with Path(source).open(encoding="utf-8") as file:
+        with Path(source).open("rb") as file:
             yield from file
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RequestError(f"{source}: cannot be read: {error}") from error
 
 
 def _load(bundle: Path, options: SpeculationOptions, batch_size: int, threads: int | None) -> DSparkInference:
-    with messages.status(f"Loading {bundle}"):
+    with messages.status(Text(f"Loading {bundle}")):
         return DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads)
 
 
@@ -271,7 +279,9 @@ def _outputs(
 @contextmanager
 def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     """A bar on the terminal for long files whose output goes elsewhere."""
-    with Progress(console=messages, transient=True, disable=not shown or total < 2) as progress:
+    with Progress(
+        console=messages, transient=True, disable=not shown or total < 2 or not messages.is_terminal
+    ) as progress:
         task = progress.add_task("Generating", total=total)
         yield lambda: progress.advance(task)
 

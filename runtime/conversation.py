@@ -33,7 +33,8 @@ class Conversation:
     def reply(self, text: str, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """Adds a user's message and yields the answer as it is decided.
 
-        An answer that is broken off by closing the iterator counts as far as it got; a refused message does not count.
+        An answer that is broken off, by closing the iterator or by an error, counts as far as it got; a refused message
+        does not count.
 
         Raises:
             RequestError: The conversation no longer fits the context, or the bundle has no chat template.

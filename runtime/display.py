@@ -1,6 +1,7 @@
 """Tables for people."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dspark.runtime.bundle import CacheInfo, Manifest, SourceFile
@@ -14,7 +15,7 @@ def key_value_table(title: str, rows: dict[str, object]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     for name, value in rows.items():
-        table.add_row(name, str(value))
+        table.add_row(name, escape(str(value)))
     return table
 
 
@@ -56,11 +57,11 @@ def show_bundle(manifest: Manifest, console: Console) -> None:
         )
     files = Table("File", "Megabytes", "SHA-256", title="Files", title_justify="left")
     for name, info in manifest.files.items():
-        files.add_row(name, f"{info.bytes / 1e6:,.1f}", info.sha256[:16] + "…")
+        files.add_row(escape(name), f"{info.bytes / 1e6:,.1f}", info.sha256[:16] + "…")
     console.print(files)
     precision = ", ".join(f"{graph} {kind}" for graph, kind in manifest.precision.items())
     made_by = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
-    console.print(f"Precision: {precision}. Made by {made_by}.", highlight=False)
+    console.print(f"Precision: {precision}. Made by {made_by}.", highlight=False, markup=False)
 
 
 def _cache(cache: CacheInfo) -> str:

@@ -78,17 +78,12 @@ class Engine:
         self._waiting.append(request)
 
     def step(self) -> list[Request]:
-        """One prefill chunk, if a request needs it, and one round of the running requests.
+        """Computes some of the prompts that wait, and one round of the running requests.
 
         Returns:
             The requests that emitted tokens or ended.
         """
-        touched = []
-        if self._prefilling is None and self._waiting and len(self._running) < self._batch_size:
-            self._begin(self._waiting.popleft())
-        if self._prefilling is not None and self._prefill(self._prefilling):
-            touched.append(self._prefilling)
-            self._join(self._prefilling)
+        touched = self._admit()
         if self._running:
             touched += [request for request in self._round() if request not in touched]
         return touched
@@ -102,6 +97,21 @@ class Engine:
         elif request in self._running:
             self._leave(request)
 
+    def _admit(self) -> list[Request]:
+        """Computes prompts, ``PREFILL_CHUNK`` tokens at most; returns the requests whose first token is decided."""
+        started, budget = [], PREFILL_CHUNK
+        while budget > 0:
+            if self._prefilling is None and self._waiting and len(self._running) < self._batch_size:
+                self._begin(self._waiting.popleft())
+            request = self._prefilling
+            if request is None:
+                break
+            budget -= self._prefill(request, budget)
+            if request.output_ids or request.finish_reason is not None:
+                started.append(request)
+                self._join(request)
+        return started
+
     def _begin(self, request: Request) -> None:
         slot = len(self._running)
         self._cache.truncate(slot, 0)
@@ -111,12 +121,12 @@ class Engine:
             self._speculation.drafter.begin(slot)
         self._prefilling = request
 
-    def _prefill(self, request: Request) -> bool:
-        """Computes the next chunk of a prompt; returns whether it was the last."""
+    def _prefill(self, request: Request, most: int) -> int:
+        """Computes the next tokens of a prompt, ``most`` at most; returns how many."""
         slot = len(self._running)
         prompt = request.prompt_ids
         start = int(self._cache.lengths[TARGET, slot])
-        chunk = prompt[start : start + PREFILL_CHUNK]
+        chunk = prompt[start : start + most]
         verification = self._target.prefill(slot, TokenRun(chunk, len(prompt)))
         following = prompt[start + 1 : start + 1 + len(chunk)]
         if len(following) < len(chunk):
@@ -124,9 +134,9 @@ class Engine:
                 following += request.emit([request.sampler.next_token(verification.logits[0])])
             except NumericalError as error:
                 request.fail(error)
-                return True
+                return len(chunk)
         self._commit(slot, verification, 0, following)
-        return start + len(chunk) == len(prompt)
+        return len(chunk)
 
     def _join(self, request: Request) -> None:
         """Makes a request whose prompt is computed a running one, unless it has ended already."""

@@ -1,5 +1,6 @@
 """The public API: load a bundle, generate, stream, converse."""
 
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ __all__ = ["Chunk", "DSparkInference", "Prompt", "open_sessions"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
+
+MOST_REQUESTS = 1024
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,11 @@ class DSparkInference:
         options = options or SpeculationOptions()
         opened = Bundle.open(bundle, check_hashes=False)
         manifest = opened.manifest
-        if batch_size < 1:
-            raise RequestError(f"batch_size is {batch_size}; it must be at least 1")
-        if threads is not None and threads < 1:
-            raise RequestError(f"threads is {threads}; it must be at least 1")
+        if not 1 <= batch_size <= MOST_REQUESTS:
+            raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
+        most_threads = 4 * (os.cpu_count() or 1)
+        if threads is not None and not 1 <= threads <= most_threads:
+            raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
         limit = manifest.target.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
@@ -276,7 +280,9 @@ class DSparkInference:
 
 
 def _are_ids(prompt: Prompt) -> "TypeIs[Sequence[int]]":
-    return not isinstance(prompt, str) and all(isinstance(item, Integral) for item in prompt)
+    return not isinstance(prompt, str) and all(
+        isinstance(item, Integral) and not isinstance(item, bool) for item in prompt
+    )
 
 
 def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence[Mapping[str, str]]]":

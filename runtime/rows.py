@@ -1,8 +1,8 @@
 """Rows of JSONL: requests in, completions out."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from dspark.runtime.errors import RequestError
@@ -15,17 +15,17 @@ __all__ = ["completion_row", "parse_row", "read_rows", "refused"]
 PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
 
 
-def read_rows(lines: Iterable[str]) -> Iterator[Mapping[str, Any] | RequestError]:
-    """Parses JSONL; a line that is no JSON object gives an error in its place. Empty lines are skipped."""
+def read_rows(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any] | RequestError]:
+    """Parses JSONL in UTF-8; a line that is no JSON object gives an error in its place. Empty lines are skipped."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = json.loads(line.removeprefix(BOM_UTF8).decode())
+        except (ValueError, RecursionError) as error:
             yield RequestError(f"line {number} is not JSON: {error}")
             continue
-        yield row if isinstance(row, dict) else RequestError(f"line {number} is a {type(row).__name__}, not an object")
+        yield row if isinstance(row, dict) else RequestError(f"line {number} is no JSON object: {line[:60]!r}")
 
 
 def parse_row(inference: DSparkInference, row: Mapping[str, Any], params: SamplingParams, *, raw: bool) -> Request:
@@ -51,7 +51,7 @@ def parse_row(inference: DSparkInference, row: Mapping[str, Any], params: Sampli
 def _checked(key: str, value: object) -> Prompt:
     if key == "prompt" and isinstance(value, str):
         return value
-    if key == "messages" and isinstance(value, list) and value:
+    if key == "messages" and isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return value
     if key == "prompt_ids" and isinstance(value, list) and all(type(item) is int for item in value):
         return value
@@ -65,7 +65,22 @@ def refused(error: RequestError) -> Completion:
 
 
 def completion_row(index: int, completion: Completion) -> dict[str, Any]:
-    """A completion as a row: its fields, with ``index`` and ``stats.acceptance_length``."""
-    row = {"index": index, **asdict(completion)}
-    row["stats"]["acceptance_length"] = completion.stats.acceptance_length
-    return row
+    """A completion as a row of the output."""
+    stats = completion.stats
+    return {
+        "index": index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "error": completion.error,
+        "prompt_tokens": completion.prompt_tokens,
+        "stats": {
+            "rounds": stats.rounds,
+            "draft_lengths": stats.draft_lengths,
+            "accepted_lengths": stats.accepted_lengths,
+            "acceptance_length": stats.acceptance_length,
+            "seconds": stats.seconds,
+            "tokens_per_second": stats.tokens_per_second,
+            "time_to_first_token": stats.time_to_first_token,
+        },
+    }

@@ -19,6 +19,9 @@ def _as_tuple(stop: object) -> object:
     return tuple(stop) if isinstance(stop, list) else stop
 
 
+Penalty = Annotated[float, Field(ge=-1e3, le=1e3)]
+
+
 class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_inf_nan=False):
     """The sampling options of one request.
 
@@ -41,13 +44,13 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
     """
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 128
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     # JSON writes the ids of a mapping as strings.
     logit_bias: dict[Annotated[int, Field(ge=0, strict=False)], float] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple)] = ()

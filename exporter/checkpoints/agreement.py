@@ -8,7 +8,10 @@ from dspark.exporter.checkpoints.spellings import Spellings
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.errors import CheckpointError
 
-__all__ = ["check_fc_width", "check_taps", "check_target", "default_eagle_taps"]
+__all__ = ["MOST_DRAFT_TOKENS", "check_fc_width", "check_taps", "check_target", "default_eagle_taps"]
+
+MOST_DRAFT_TOKENS = 256
+"""Graphs are unrolled over the draft; published drafters have 5 to 16."""
 
 EMBEDDING_OUTPUT = -1
 

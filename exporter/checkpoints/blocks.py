@@ -7,7 +7,7 @@ DeepSpec's ``Qwen3DSparkModel``.
 from collections.abc import Mapping
 from typing import Any
 
-from dspark.exporter.checkpoints.agreement import check_fc_width, check_taps, check_target
+from dspark.exporter.checkpoints.agreement import MOST_DRAFT_TOKENS, check_fc_width, check_taps, check_target
 from dspark.exporter.checkpoints.decoder import Decoder, LayerForm, check_tensors, layer_shapes, read_decoder
 from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, DrafterKind, HeadKind, Layer, Target
 from dspark.exporter.checkpoints.folder import Folder
@@ -25,6 +25,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "conv_kernel_size": (0,),
     "final_logit_softcapping": (0,),
     "input_embedding_scale": (1,),
+    "logit_scale": (1,),
     "output_multiplier": (1,),
     "projector_type": ("dflash", "dspark"),
     "selector_rank": (0,),
@@ -73,8 +74,10 @@ def describe_block_drafter(
     check_target(settings, decoder, target)
     checked_taps = check_taps(taps, target, where)
     proposals = block_size if anchor_predicts else block_size - 1
-    if proposals < 1:
-        raise CheckpointError(f"{where}: block_size = {block_size} leaves no slot to draft.")
+    if not 1 <= proposals <= MOST_DRAFT_TOKENS:
+        raise CheckpointError(
+            f"{where}: block_size = {block_size} makes {proposals} draft tokens; 1 to {MOST_DRAFT_TOKENS} are allowed."
+        )
     mask_token_id = _mask_token_id(settings, target)
     rank = settings.find(int, "markov_rank") or 0
     head = _head(settings, rank)

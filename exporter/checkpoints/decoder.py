@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat
 
 from dspark.configs import model_defaults
 from dspark.exporter.checkpoints.description import Backbone, Layer
@@ -17,26 +17,27 @@ __all__ = ["Decoder", "LayerForm", "check_tensors", "layer_shapes", "read_decode
 
 SHOWN_NAMES = 4
 
+Size = Annotated[int, Field(gt=0, lt=2**24)]  # keeps products of sizes far from overflow
 Switch = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]  # null means off
 
 
 class Decoder(ConfigModel):
     """The keys of a Hugging Face configuration that describe decoder layers (Llama, Mistral, Qwen2, Qwen3)."""
 
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
     hidden_act: Literal["silu"]
     rms_norm_eps: PositiveFloat
     tie_word_embeddings: Switch = False
     attention_bias: Switch = False
     mlp_bias: Switch = False
     use_sliding_window: Switch = False
-    sliding_window: PositiveInt | None = None
+    sliding_window: Size | None = None
     max_window_layers: NonNegativeInt | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
 

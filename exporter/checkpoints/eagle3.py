@@ -14,7 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from dspark.configs import model_defaults
-from dspark.exporter.checkpoints.agreement import check_fc_width, check_taps, check_target, default_eagle_taps
+from dspark.exporter.checkpoints.agreement import (
+    MOST_DRAFT_TOKENS,
+    check_fc_width,
+    check_taps,
+    check_target,
+    default_eagle_taps,
+)
 from dspark.exporter.checkpoints.decoder import (
     Decoder,
     LayerForm,
@@ -46,6 +52,7 @@ DEFAULT_STEPS = 5  # what speculators' converter gives checkpoints that do not s
 
 # Settings of later or other EAGLE heads, and the values with which they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "logit_scale": (1,),
     "parallel_draft_step": (1,),
     "use_aux_hidden_state": (True,),
     "use_mtp_layernorm": (False,),
@@ -129,8 +136,8 @@ def describe_eagle3(
     decoder = read_decoder(decoder_config, where)
     check_target(settings, decoder, target)
     checked_taps = check_taps(taps, target, where)
-    if steps < 1:
-        raise CheckpointError(f"{where}: {steps} draft steps; 1 or more is needed.")
+    if not 1 <= steps <= MOST_DRAFT_TOKENS:
+        raise CheckpointError(f"{where}: {steps} draft steps; 1 to {MOST_DRAFT_TOKENS} are supported.")
     norm_before_fc = settings.find(bool, "norm_before_fc") or False
     fc_norm = settings.find(bool, "fc_norm") or False
     if norm_before_fc and fc_norm:

@@ -108,7 +108,8 @@ def _family(config: Mapping[str, Any], name: str) -> str:
     named = {f"architecture {architecture!r}": ARCHITECTURES.get(architecture) for architecture in architectures}
     model_type = config.get("model_type")
     if model_type is not None or not named:
-        named[f"model_type {model_type!r}"] = model_type if model_type in model_defaults() else None
+        known = isinstance(model_type, str) and model_type in model_defaults()
+        named[f"model_type {model_type!r}"] = model_type if known else None
     for spelling, family in named.items():
         if family is None:
             raise CheckpointError(f"{name}: {spelling} is not supported; supported are {', '.join(ARCHITECTURES)}.")

@@ -385,11 +385,22 @@ def test_a_damaged_file_is_named(damage: str, golden_bundle: Callable[[str], Pat
             DSparkInference.load(broken, threads=1)
 
 
-def test_weights_that_are_not_finite_are_told(target: Path, tmp_path: Path) -> None:
-    """Broken weights end a request with an error instead of text."""
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_weights_that_are_not_finite_are_refused(value: float, target: Path, tmp_path: Path) -> None:
+    def spoil(config: dict[str, Any], tensors: dict[str, Array]) -> None:
+        tensors["model.layers.1.mlp.down_proj.weight"][3] = value
+
+    broken = edit(Path(shutil.copytree(target, tmp_path / "broken")), spoil)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj\.weight: has values that are not finite"):
+        export(broken, None, tmp_path / "bundles" / "bundle")
+    assert not list((tmp_path / "bundles").iterdir())
+
+
+def test_weights_that_overflow_are_told(target: Path, tmp_path: Path) -> None:
+    """A target that computes what is no number ends a request with an error instead of text."""
 
     def overflow(config: dict[str, Any], tensors: dict[str, Array]) -> None:
-        tensors["model.layers.1.mlp.down_proj.weight"][3] = np.inf
+        tensors["model.layers.1.mlp.down_proj.weight"][:] = np.finfo(np.float32).max
 
     broken = edit(Path(shutil.copytree(target, tmp_path / "broken")), overflow)
     drafter = write_deepspec(tmp_path / "drafter", target)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from dspark.runtime import SamplingParams
 from tests.checkpoints import OMIT, write_deepspec, write_eagle3, write_speculators, write_target, write_zlab_dflash
 from tests.checkpoints.weights import Weights
-from tests.exported import Pair, assert_same_decoding
+from tests.exported import Pair, Recorder, assert_same_decoding, export
 from tests.reference import Decoding
 
 TEXT = np.random.default_rng(5).integers(0, 90, 60).tolist()
-PROMPTS = [TEXT[:3], TEXT[10:32], TEXT[20:60]]
+PROMPTS = [TEXT[:1], TEXT[10:32], TEXT[20:60]]
 STEPS = 5  # what the reader assumes where a legacy file does not say
 
 
@@ -35,7 +36,7 @@ def compare(target: Path, tmp_path: Path) -> Callable[..., Pair]:
         confidences = [output["confidence"] for output in pair.graphs.outputs("head") if "confidence" in output]
         if confidences:
             low, high = np.sort(1 / (1 + np.exp(-np.concatenate(confidences).ravel()))[-21:])[10:12]
-            cut = assert_same_decoding(pair, PROMPTS[:2], threshold=(low + high) / 2)
+            cut = assert_same_decoding(pair, PROMPTS[:2], threshold=float(low + high) / 2)
             assert len({length for each in cut for length in each.proposal_lengths}) > 1
         return pair
 
@@ -76,9 +77,44 @@ def test_a_confidence_head_without_a_markov_head(compare: Callable[..., Pair]) -
     assert pair.graphs.bundle.manifest.drafter.kind == "dspark"
 
 
+@pytest.mark.parametrize(("threshold", "lengths"), [(0.0, {5}), (1.0, {0})])
+def test_thresholds_of_all_and_nothing(threshold: float, lengths: set[int], target: Path, tmp_path: Path) -> None:
+    pair = Pair.make(target, write_deepspec(tmp_path / "drafter", target), tmp_path / "bundle")
+    decoded = assert_same_decoding(pair, PROMPTS, threshold=threshold)
+    assert {length for each in decoded for length in each.proposal_lengths} == lengths
+
+
 @pytest.mark.parametrize("rank", [1, 3, 40])
 def test_ranks(rank: int, compare: Callable[..., Pair]) -> None:
     compare(write_deepspec, head="rnn", rank=rank)
+
+
+WRITERS: dict[str, Callable[[Path, Path], Path]] = {
+    "dspark": lambda folder, target: write_speculators(folder, target, draft_vocab=60, head="rnn"),
+    "dflash": lambda folder, target: write_zlab_dflash(folder, target),
+    "eagle3": lambda folder, target: write_eagle3(folder, target, draft_vocab=60),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_draws_come_from_the_logits_that_are_returned(kind: str, target: Path, tmp_path: Path) -> None:
+    """While sampling, with another temperature in each request; the tokens are the uniforms' place in the sum."""
+    graphs = Recorder(export(target, WRITERS[kind](tmp_path / "drafter", target), tmp_path / "bundle"))
+    params = [SamplingParams(max_new_tokens=16, temperature=each, seed=7) for each in (0.4, 1.0, 1.7)]
+    graphs.model(batch_size=3).generate(PROMPTS, params)
+    table = graphs.bundle.draft_vocabulary()
+    calls = [call for call in graphs.calls if "draft_logits" in call.outputs]
+    assert len(calls) > 4
+    for call in calls:
+        logits = call.outputs["draft_logits"].astype(np.float64) / call.inputs["temperature"][:, None, None]
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        cumulative = (weights / weights.sum(axis=-1, keepdims=True)).cumsum(axis=-1)
+        uniform = call.inputs["uniform"]
+        tokens = call.outputs["tokens"] if table is None else np.searchsorted(table, call.outputs["tokens"])
+        assert table is None or (table[tokens] == call.outputs["tokens"]).all()
+        above = np.take_along_axis(cumulative, tokens[..., None], -1)[..., 0]
+        below = np.take_along_axis(np.insert(cumulative, 0, 0, axis=-1), tokens[..., None], -1)[..., 0]
+        assert ((below - 1e-5 <= uniform) & (uniform <= above + 1e-5)).all()
 
 
 # Blocks
@@ -210,7 +246,9 @@ EAGLE3: dict[str, dict[str, Any]] = {
     "speculators-norm-before-fc": {"norm_before_fc": True, "draft_vocab": 60},
     "speculators-fc-norm": {"fc_norm": True, "draft_vocab": 60},
     "speculators-norms": {"fc_norm": True, "norm_before_residual": True},
+    "speculators-norm-output": {"norm_output": True, "fc_norm": True, "draft_vocab": 60},
     "legacy": {"layout": "legacy", "taps": [0, 1, 2]},
+    "legacy-norm-output": {"layout": "legacy", "taps": [0, 1, 2], "norm_output": True},
     "legacy-reduced": {"layout": "legacy", "taps": [0, 2, 3], "draft_vocab": 60},
     "legacy-top-level-taps": {
         "layout": "legacy",

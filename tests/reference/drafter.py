@@ -21,7 +21,7 @@ class Draft:
     """One greedy draft of γ tokens.
 
     Attributes:
-        hidden: Post-norm states of the predicting slots ``[γ, H]``; for EAGLE-3 the pre-norm states it recycles.
+        hidden: Post-norm states of the predicting slots ``[γ, H]``; for EAGLE-3 the states it recycles.
         base_logits: Before the sequential head ``[γ, V']``; the same as ``logits`` for EAGLE-3.
         tokens: The greedy chain, target ids.
         logits: With the bias along that chain ``[γ, V']``.
@@ -143,8 +143,8 @@ class ReferenceDrafter:
         parameters = self.backbone.get("rope_parameters") or {}
         partial = parameters.get("partial_rotary_factor", self.backbone.get("partial_rotary_factor", 1.0))
         self.rope = Rope(self.backbone, partial)
-        if self.rope.kind == "dynamic" or config.get("norm_output"):
-            raise ValueError("a drafter with dynamic RoPE or norm_output is beyond this reference")
+        if self.rope.kind == "dynamic":
+            raise ValueError("a drafter with dynamic RoPE is beyond this reference")
         self.embedding: Array = self.tensors.get("embed_tokens.weight", target.embedding)
         self.head: Array = self.tensors.get("lm_head.weight", target.head)
         self.to_target = np.arange(len(self.head)) + self.tensors.get("d2t", 0)  # d2t holds offsets
@@ -253,10 +253,11 @@ class ReferenceDrafter:
         drafted: list[int] = []
         for _ in range(self.layout.block_size):
             hidden = self._eagle_layers(features, self.embedding[following])[-1]
-            recycled.append(hidden)
-            logits.append(self._norm(hidden, "norm") @ self.head.T)
+            normed = self._norm(hidden, "norm")
+            recycled.append(normed if self.config.get("norm_output") else hidden)  # normed: EAGLE 3.1
+            logits.append(normed @ self.head.T)
             drafted.append(int(self.to_target[logits[-1].argmax()]))
-            features = np.concatenate([features, hidden[None]])
+            features = np.concatenate([features, recycled[-1][None]])
             following.append(drafted[-1])
         return Draft(np.array(recycled), np.array(logits), drafted, np.array(logits), None)
 

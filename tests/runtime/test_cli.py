@@ -213,8 +213,8 @@ def test_how_to_speculate(flags: list[str], drafted: set[int], run: Run, vanilla
 
 
 BAD_ROWS: list[tuple[str, str]] = [
-    ("{", "line 2 is not JSON"),
-    ("[1]", "line 2 is a list, not an object"),
+    ("{", "is not JSON"),
+    ("[1]", "line 4 is no JSON object"),
     ("{}", "a row must have exactly one of prompt, messages, prompt_ids; this one has only nothing"),
     ('{"text": "x"}', "exactly one of prompt, messages, prompt_ids; this one has only 'text'"),
     ('{"prompt": "x", "prompt_ids": [1]}', "this one has prompt and prompt_ids"),
@@ -239,23 +239,29 @@ BAD_ROWS: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), BAD_ROWS)
-def test_a_bad_row_errors_alone(line: str, message: str, run: Run, vanilla: Path) -> None:
+def test_bad_rows_error_alone(run: Run, vanilla: Path) -> None:
     good = json.dumps({"prompt": "tead ", "max_new_tokens": 6})
-    stdin = f"{good}\n{line}\n{good}\n"
+    stdin = "".join(f"{good}\n{line}\n" for line, _ in BAD_ROWS)
     result = run("generate", vanilla, "--input", "-", "--json", stdin=stdin)
     assert result.code == 0
-    first, bad, last = result.rows
-    assert set(bad) == FIELDS
-    assert set(bad["stats"]) == STATS
-    assert (bad["index"], bad["finish_reason"], bad["token_ids"]) == (1, "error", [])
-    assert message in bad["error"]
-    assert [first["text"], last["text"]] == ["in the", "in the"]
+    assert [row["index"] for row in result.rows] == list(range(2 * len(BAD_ROWS)))
+    assert {row["text"] for row in result.rows[::2]} == {"in the"}
     shown = run("generate", vanilla, "--input", "-", stdin=stdin)
-    assert (shown.code, shown.out) == (0, "in the\n\nin the\n")
-    assert shown.error.startswith("error: row 1: ")
-    assert message in shown.error
-    assert run("generate", vanilla, "--input", "-", "--json", stdin=line).code == 1
+    assert (shown.code, shown.out) == (0, "in the\n\n" * len(BAD_ROWS))
+    errors = shown.error.splitlines()
+    for row, error, (line, message) in zip(result.rows[1::2], errors, BAD_ROWS, strict=True):
+        assert set(row) == FIELDS, line
+        assert set(row["stats"]) == STATS, line
+        assert (row["finish_reason"], row["token_ids"]) == ("error", []), line
+        assert message in row["error"]
+        assert error == f"error: row {row['index']}: {row['error']}"
+
+
+def test_only_bad_rows_are_exit_code_1(run: Run, vanilla: Path) -> None:
+    stdin = "".join(f"{line}\n" for line, _ in BAD_ROWS[:3])
+    result = run("generate", vanilla, "--input", "-", "--json", stdin=stdin)
+    assert result.code == 1
+    assert [row["finish_reason"] for row in result.rows] == ["error"] * 3
 
 
 @pytest.mark.parametrize(
@@ -269,8 +275,8 @@ def test_a_bad_row_errors_alone(line: str, message: str, run: Run, vanilla: Path
         (["--prompt", "x", "--stop", ""], "stop"),
         (["--prompt", "x", "--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         (["--prompt", "x", "--scheduler", "off", "--confidence-threshold", "0.5"], "belongs to scheduler 'threshold'"),
-        (["--prompt", "x", "--batch-size", "0"], "batch_size is 0; it must be at least 1"),
-        (["--prompt", "x", "--threads", "0"], "threads is 0; it must be at least 1"),
+        (["--prompt", "x", "--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
+        (["--prompt", "x", "--threads", "0"], "threads is 0; it must be from 1 to"),
         (["--prompt", "x", "--max-new-tokens", "512"], "the limit is 512"),
         (["--prompt", ""], "the prompt is empty"),
     ],
@@ -301,11 +307,17 @@ def test_what_is_no_option_is_explained(option: str, value: str, message: str, r
 
 def test_input_that_is_not_text(run: Run, vanilla: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b'{"prompt": "\xff"}\n')
+    file.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\n' + b"[" * 100_000 + b'\n{"messages": [1, 2]}\n'
+    )
     for source in (file, "-"):
-        result = run("generate", vanilla, "--input", source, stdin=file.read_bytes())
-        assert result.code == 1
-        assert "cannot be read" in result.error
+        result = run("generate", vanilla, "--input", source, "--json", stdin=file.read_bytes())
+        assert result.code == 0
+        fine, *bad = [json.loads(line) for line in result.out.splitlines()]
+        assert fine["error"] is None
+        assert "line 2 is not JSON: 'utf-8'" in bad[0]["error"]
+        assert "line 3 is not JSON" in bad[1]["error"]
+        assert "messages must be a list of messages" in bad[2]["error"]
 
 
 def test_no_rows_are_no_failure(run: Run, vanilla: Path) -> None:

@@ -223,15 +223,17 @@ def test_a_prompt_in_chunks_equals_one_in_a_piece(
 
 @pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
 def test_no_step_computes_more_of_a_prompt_than_a_chunk(name: str, golden_bundle: GoldenBundle) -> None:
-    sizes = set()
+    sizes = {"target": 0, "drafter": 0, "head": 0}
 
     def measure(graph: str, inputs: Arrays, outputs: Arrays) -> None:
-        sizes.add(max(array.size for name, array in inputs.items() if name in ("input_ids", "anchor_ids")))
+        tokens = inputs["input_ids" if "input_ids" in inputs else "anchor_ids"]
+        sizes[graph] = max(sizes[graph], tokens.size)
 
     inference = tampered(golden_bundle(name), measure)
     prompt = (LONG * 2)[:480]
     assert len(inference.generate([prompt], SamplingParams(max_new_tokens=32))[0].token_ids) == 32
-    assert max(sizes) == PREFILL_CHUNK == EXTENSION < len(prompt)
+    assert sizes["target"] == PREFILL_CHUNK < len(prompt)
+    assert sizes["drafter"] == (EXTENSION if name == "eagle3" else 1) < len(prompt)
 
 
 # --- requests that are given up ---
@@ -246,7 +248,7 @@ def test_a_stream_closed_anywhere_leaves_nothing(
     expected = alone(inference, cases)
     chunks = len(list(inference.stream(*CASES[0])))
     assert chunks > 5
-    for taken in range(chunks + 1):
+    for taken in range(0, chunks + 1, 2):
         stream = inference.stream(*CASES[0])
         for _ in range(taken):
             next(stream)
@@ -265,7 +267,7 @@ def test_a_request_cancelled_anywhere_disturbs_nobody(
     neighbours = [(PROMPTS[1], SETTINGS[0]), (PROMPTS[3], SETTINGS[1]), CASES[13]]
     expected = alone(inference, neighbours)
     for position in range(3):
-        for steps in range(0, 16, 3):
+        for steps in (0, 1, 3, 5, 10):
             requests = [inference.request(prompt, params) for prompt, params in neighbours]
             victim = inference.request(PROMPTS[0], SamplingParams(max_new_tokens=100))
             for request in [*requests[:position], victim, *requests[position:]]:
@@ -357,8 +359,15 @@ def random_case(random: np.random.Generator, seed: int) -> tuple[list[int], Samp
 # --- values that are not finite ---
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("name", "options"), [*SPECULATING, LOADED[-1]])
+@pytest.mark.parametrize(
+    ("name", "options", "value"),
+    [
+        ("dspark_vanilla", THRESHOLD, np.nan),
+        ("dspark_vanilla", THRESHOLD, -np.inf),
+        ("eagle3", None, np.inf),
+        ("dflash", OFF, np.nan),
+    ],
+)
 def test_a_logit_that_is_not_finite_ends_its_request_alone(
     name: str, options: SpeculationOptions | None, value: float, golden_bundle: GoldenBundle
 ) -> None:
@@ -399,7 +408,7 @@ def test_a_draft_logit_that_is_not_finite_ends_its_request_alone(name: str, gold
 
     def poison(graph: str, inputs: Arrays, outputs: Arrays) -> None:
         nonlocal poisoning
-        if poisoning and len(outputs.get("draft_logits", [])) == 2:
+        if poisoning and len(outputs.get("draft_logits", [])) >= 2:
             outputs["draft_logits"][1, 0, 3] = np.nan
             poisoning = False
 
@@ -445,8 +454,8 @@ def test_memory_is_flat_over_a_thousand_rounds(name: str, golden_bundle: GoldenB
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     inference = load(golden_bundle(name), 3)
-    prompts, params = [LONG, PROMPTS[0], PROMPTS[1]], SamplingParams(max_new_tokens=200, temperature=1.0)
-    inference.generate(prompts * 3, params)
+    prompts, params = [LONG, PROMPTS[0], PROMPTS[1]], SamplingParams(max_new_tokens=150, temperature=1.0)
+    inference.generate(prompts * 2, params)
     gc.collect()
     objects, memory, rounds = sys.getallocatedblocks(), resident(), 0
     while rounds < 1000:

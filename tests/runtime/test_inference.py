@@ -182,8 +182,8 @@ def test_settings_that_do_not_exist_cannot_be_made(options: dict[str, float]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be from 1 to"),
+        ({"threads": 0}, "threads is 0; it must be from 1 to"),
         ({"max_sequence_length": 1}, "max_sequence_length is 1; this model allows 2 to 512"),
         ({"max_sequence_length": 513}, "max_sequence_length is 513; this model allows 2 to 512"),
         ({"options": SpeculationOptions(max_draft_tokens=0)}, "max_draft_tokens is 0; this drafter allows 1 to 5"),

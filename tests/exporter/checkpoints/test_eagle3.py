@@ -252,7 +252,7 @@ def shape(name: str, *sizes: int) -> Edit:
     ("layout", "edit", "message"),
     [
         (None, lambda checkpoint: checkpoint.config.pop("ttt_length"), "lacks ttt_length"),
-        (None, config(ttt_length=0), "0 draft steps; 1 or more is needed"),
+        (None, config(ttt_length=0), "0 draft steps; 1 to 256 are supported"),
         (None, config(target_layer_ids=[0, 1, 3, 5, 7]), "output of layer 7, the last"),
         (None, config(target_layer_ids=[0, 1, 3, 5]), r"fc.weight has the shape \[64, 320\], but 4 taps"),
         (None, config(num_target_layers=9), "num_target_layers = 9, but"),
