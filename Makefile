@@ -18,7 +18,7 @@ test: $(VENV)/.dev ## the tests that need neither a model nor PyTorch
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest --durations=10 -m "slow and not gpu"
 
 test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 "transformers>=5"

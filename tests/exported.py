@@ -130,7 +130,7 @@ class Pair:
 def assert_same_decoding(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
-    count: int = 16,
+    count: int = 12,
     threshold: float | None = None,
     stop: Sequence[int] = (),
     tolerance: float = 1e-4,

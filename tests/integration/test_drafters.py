@@ -31,12 +31,12 @@ def compare(target: Path, tmp_path: Path) -> Callable[..., Pair]:
 
     def compare(write: Callable[..., Path], **options: Any) -> Pair:
         pair = Pair.make(target, write(tmp_path / "drafter", target, **options), tmp_path / "bundle", STEPS)
-        decoded = assert_same_decoding(pair, PROMPTS[1:])
+        decoded = assert_same_decoding(pair, PROMPTS[1:], 16)
         assert accepted(decoded) > 0
         confidences = [output["confidence"] for output in pair.graphs.outputs("head") if "confidence" in output]
         if confidences:
             low, high = np.sort(1 / (1 + np.exp(-np.concatenate(confidences).ravel()))[-21:])[10:12]
-            cut = assert_same_decoding(pair, PROMPTS[:2], threshold=float(low + high) / 2)
+            cut = assert_same_decoding(pair, PROMPTS[:2], 16, threshold=float(low + high) / 2)
             assert len({length for each in cut for length in each.proposal_lengths}) > 1
         return pair
 
@@ -84,7 +84,7 @@ def test_thresholds_of_all_and_nothing(threshold: float, lengths: set[int], targ
     assert {length for each in decoded for length in each.proposal_lengths} == lengths
 
 
-@pytest.mark.parametrize("rank", [1, 3, 40])
+@pytest.mark.parametrize("rank", [1, 40])
 def test_ranks(rank: int, compare: Callable[..., Pair]) -> None:
     compare(write_deepspec, head="rnn", rank=rank)
 

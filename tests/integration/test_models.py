@@ -87,7 +87,7 @@ def test_targets(case: str, tmp_path: Path) -> None:
     family, changes = TARGETS[case]
     target = write_target(tmp_path / "target", family, **changes)
     pair = Pair.make(target, write_deepspec(tmp_path / "drafter", target, head="vanilla"), tmp_path / "bundle")
-    decoded = assert_same_decoding(pair, PROMPTS[1:])
+    decoded = assert_same_decoding(pair, PROMPTS[1:], 16)
     assert sum(sum(each.accepted_draft_lengths) for each in decoded) > 0
 
 
@@ -113,7 +113,6 @@ LONG: dict[str, dict[str, Any]] = {
     "window": {"use_sliding_window": True, "sliding_window": 300, **SLIDING},
     "short-window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
     "dynamic": rope("dynamic", "v5", factor=8.0) | {"max_position_embeddings": 100},
-    "yarn": rope("yarn", "v5", factor=8.0, original_max_position_embeddings=96),
 }
 
 
@@ -187,7 +186,7 @@ def test_drafter_backbones(case: str, target: Path, tmp_path: Path) -> None:
     assert_same_decoding(pair, PROMPTS[1:])
 
 
-NESTED = ["theta", "partial-inside", "llama3", "yarn", "one-head", "biases", "window", "short-context"]
+NESTED = ["theta", "partial-inside", "llama3", "biases", "window", "short-context"]
 
 
 @pytest.mark.parametrize("case", NESTED)
@@ -222,8 +221,7 @@ def test_what_backbones_change_can_be_seen(target: Path, tmp_path: Path) -> None
 # Files
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("dtype", "shards"), [("float32", 3), ("float16", 1), ("bfloat16", 2)])
 def test_types_and_shards(dtype: str, shards: int, tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "qwen2", dtype=dtype, shards=shards)
     drafter = write_deepspec(tmp_path / "drafter", target, dtype=dtype, shards=shards)
@@ -259,7 +257,7 @@ def test_stop_tokens_of_both_configurations(target: Path, tmp_path: Path) -> Non
 def test_a_stop_token_in_every_slot(target: Path, tmp_path: Path) -> None:
     drafter = write_deepspec(tmp_path / "drafter", target, head="vanilla")
     output, distinct = stops(target)
-    for index, stop in enumerate(distinct[:8]):
+    for index, stop in enumerate(distinct[:6]):
         folder = write_target(tmp_path / f"t{index}", "qwen3", eos_token_id=[stop, 94])
         pair = Pair.make(folder, drafter, tmp_path / f"b{index}")
         assert_same_decoding(pair, [PROMPTS[1]], 24, stop=[stop])

@@ -39,13 +39,13 @@ def margin(bundle: Path, ids: list[int]) -> float:
 
 
 def test_greedy_output_equals_plain_decoding(smollm2_bundle: Path) -> None:
-    asked, params = prompts(100), SamplingParams(max_new_tokens=48)
+    asked, params = prompts(100), SamplingParams(max_new_tokens=32)
     plain = DSparkInference.load(smollm2_bundle, options=SpeculationOptions("off"))
     expected = plain.generate(asked, params)
     for name in ("fixed", "threshold"):
         found = DSparkInference.load(smollm2_bundle, options=SpeculationOptions(name)).generate(asked, params)
         accepted = sum(sum(done.stats.accepted_lengths) for done in found)
-        assert accepted > 500, "the drafter must have been of use"
+        assert accepted > 300, "the drafter must have been of use"
         for prompt, before, after in zip(asked, expected, found, strict=True):
             if before.token_ids != after.token_ids:
                 pairs = zip(before.token_ids, after.token_ids, strict=False)
