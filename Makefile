@@ -21,7 +21,7 @@ test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
 	$(BIN)/python -m pytest --durations=10 -m "slow and not gpu"
 
 test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
-	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 "transformers>=5"
+	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5"
 	$(BIN)/python -m pytest -m "not slow and not gpu" tests/exporter tests/reference tests/runtime/test_sampling.py
 
 lint: $(VENV)/.dev
