@@ -34,7 +34,7 @@ __all__ = ["BenchReport", "default_prompts", "run_benchmark"]
 
 GRAPHS = ("draft", "head", "verify")
 PHASES = (*GRAPHS, "schedule", "host", "total")
-BARE_CALLS = 5
+BARE_CALLS = 12
 """Times each bare graph call is measured after every prompt; the median of all counts."""
 
 
