@@ -122,9 +122,6 @@ class DSparkInference:
         manifest = opened.manifest
         if not 1 <= batch_size <= MOST_REQUESTS:
             raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
-        most_threads = 4 * (os.cpu_count() or 1)
-        if threads is not None and not 1 <= threads <= most_threads:
-            raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
         limit = manifest.target.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
@@ -304,7 +301,11 @@ def open_sessions(
     Raises:
         BundleError: A file was altered.
         ProviderError: The provider cannot run the graphs.
+        RequestError: There cannot be so many threads.
     """
+    most_threads = 4 * (os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= most_threads:
+        raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
     manifest = bundle.manifest
     for name in names:
         precision = manifest.precision[name]

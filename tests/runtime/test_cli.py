@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -448,6 +449,26 @@ def test_bench_refuses_a_bad_row(run: Run, vanilla: Path) -> None:
         result = run("bench", vanilla, "--input", "-", "--max-new-tokens", "3", stdin=row)
         assert result.code == 1
         assert message in result.error
+
+
+def test_bench_refuses_what_generate_refuses(run: Run, vanilla: Path) -> None:
+    for arguments, message in (
+        (["--threads", "3000"], "threads is 3000"),
+        (["--max-new-tokens", "1"], "max_new_tokens of at least 2"),
+    ):
+        result = run("bench", vanilla, *arguments)
+        assert result.code == 1
+        assert message in result.error
+
+
+def test_bench_refuses_an_altered_bundle(run: Run, vanilla: Path, tmp_path: Path) -> None:
+    altered = Path(shutil.copytree(vanilla, tmp_path / "altered"))
+    content = bytearray((altered / "weights.bin").read_bytes())
+    content[-1] ^= 1
+    (altered / "weights.bin").write_bytes(content)
+    result = run("bench", altered, "--max-new-tokens", "3")
+    assert result.code == 1
+    assert "weights.bin: altered since export" in result.error
 
 
 # --- the process ---
