@@ -23,7 +23,28 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.exported_graphs import Arrays
 from dspark.runtime.contract import FEATURE, context_names
 
-__all__ = ["BlockReference", "Eagle3Reference", "TargetReference"]
+__all__ = ["BlockReference", "Eagle3Reference", "TargetReference", "load_target_model"]
+
+
+def load_target_model(source: Path, target: Target, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """Loads a target as a transformers model, frozen.
+
+    Args:
+        source: The Hugging Face folder or ``.gguf`` file.
+        target: Its description, for what transformers does not read from GGUF files.
+        dtype: Of its weights.
+        attention: Implementation of attention.
+
+    Raises:
+        ExportError: transformers cannot load the checkpoint.
+    """
+    options = {"dtype": dtype, "attn_implementation": attention}
+    try:
+        with redirect_stderr(StringIO()):  # progress bars, which would break into those of the caller
+            model = _load_gguf(source, target, options) if source.suffix == ".gguf" else _load(source, options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ExportError(f"{source}: transformers cannot load it: {error}") from error
+    return model.requires_grad_(False)
 
 
 class TargetReference:
@@ -41,12 +62,7 @@ class TargetReference:
     """
 
     def __init__(self, source: Path, target: Target) -> None:
-        try:
-            with redirect_stderr(StringIO()):  # progress bars, which would break into the exporter's
-                model = _load_gguf(source, target) if source.suffix == ".gguf" else _load(source)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ExportError(f"{source}: transformers cannot load it as a reference: {error}") from error
-        self._model = model.requires_grad_(False)
+        self._model = model = load_target_model(source, target, torch.float32, attention="eager")
         self.tables: Mapping[str, Tensor] = {
             "embed_tokens.weight": model.get_input_embeddings().weight,
             "lm_head.weight": model.get_output_embeddings().weight,
@@ -251,13 +267,11 @@ def _rotate(heads: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag, rest], dim=-1)
 
 
-def _load(folder: Path, **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, **options
-    )
+def _load(folder: Path, options: Mapping[str, Any]) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
 
-def _load_gguf(file: Path, target: Target) -> Any:
+def _load_gguf(file: Path, target: Target, options: Mapping[str, Any]) -> Any:
     """Loads a GGUF file, and fills in what transformers does not read from one: head size, biases, RoPE scaling."""
     backbone = target.backbone
     if any(layer.window is not None for layer in backbone.layers):
@@ -268,7 +282,10 @@ def _load_gguf(file: Path, target: Target) -> Any:
     config.head_dim = backbone.head_dim
     config.attention_bias = "layers.0.self_attn.o_proj.bias" in target.tensors
     config.mlp_bias = "layers.0.mlp.down_proj.bias" in target.tensors
-    model = _load(file.parent, gguf_file=file.name, config=config)
+    options = {**options, "gguf_file": file.name, "config": config}
+    if hasattr(transformers, "GgufConfig"):  # later versions unpack weights anew in every product, unless told not to
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = _load(file.parent, options)
     header = read_gguf_file(file)
     if "rope_freqs.weight" in header.tensors or any(".rope.scaling." in key for key in header.metadata):
         model.model.rotary_emb.inv_freq = torch.tensor(backbone.rope.inverse_frequencies)

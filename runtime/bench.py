@@ -20,6 +20,7 @@ from rich.table import Table
 from dspark.providers import Session, find_provider
 from dspark.runtime.bundle import Bundle, CacheInfo, Manifest
 from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import DraftInput, make_drafter
 from dspark.runtime.errors import RequestError
@@ -214,7 +215,7 @@ def run_benchmark(
     limit = manifest.target.context_length
     ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
     if speculating:
-        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit)
+        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle))
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0

@@ -167,6 +167,11 @@ class Manifest(_Model):
     producer: dict[str, str]
     files: dict[FileName, FileInfo]
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the drafter rates its tokens."""
+        return self.head is not None and self.head.confidence != "none"
+
 
 class Bundle:
     """A bundle on disk whose manifest has been read and whose files have been checked.

@@ -1,4 +1,4 @@
-"""``dspark-run``: generate, chat, inspect, bench."""
+"""``dspark-run``: generate, chat, inspect, bench, evaluate, calibrate."""
 
 import json
 import sys
@@ -14,11 +14,23 @@ from rich.text import Text
 
 from dspark.runtime.bench import default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
+from dspark.runtime.calibration import read_calibration
+from dspark.runtime.cli_options import (
+    BatchSize,
+    BundleArgument,
+    ConfidenceThreshold,
+    Json,
+    MaxDraftTokens,
+    Scheduler,
+    Threads,
+    messages,
+)
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.display import show_bundle
 from dspark.runtime.errors import DSparkError, RequestError
+from dspark.runtime.evaluation.cli import calibrate, evaluate
 from dspark.runtime.inference import DSparkInference
-from dspark.runtime.options import SchedulerName, SpeculationOptions
+from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
@@ -31,9 +43,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-messages = Console(stderr=True)
-
-BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.", show_default="128")]
 Temperature = Annotated[float | None, typer.Option(help="Below 1e-5 the likeliest token is taken.", show_default="0")]
 TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", show_default="0")]
@@ -50,17 +59,6 @@ PresencePenalty = Annotated[
 FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once an occurrence.", show_default="0")]
 Stop = Annotated[list[str] | None, typer.Option(help="Ends the text; may be given several times.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
-Scheduler = Annotated[
-    SchedulerName | None,
-    typer.Option(help="How many draft tokens are verified.", show_default="threshold if one is given, else fixed"),
-]
-MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round.", show_default="all")]
-ConfidenceThreshold = Annotated[
-    float | None, typer.Option(help="Verify draft tokens up to the first less sure than this.", show_default="0.6")
-]
-BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
-Threads = Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -183,7 +181,7 @@ def inspect(bundle: BundleArgument, as_json: Json = False) -> None:
     if as_json:
         print(opened.manifest.model_dump_json(indent=2))
     else:
-        show_bundle(opened.manifest, Console())
+        show_bundle(opened.manifest, read_calibration(opened), Console())
 
 
 @app.command()
@@ -208,6 +206,10 @@ def bench(
         print(json.dumps(report.as_dict(), indent=2))
     else:
         report.show(Console())
+
+
+app.command()(evaluate)
+app.command()(calibrate)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dspark.runtime.bundle import CacheInfo, Manifest, SourceFile
+from dspark.runtime.calibration import Calibration
 
 __all__ = ["key_value_table", "show_bundle"]
 
@@ -19,7 +20,7 @@ def key_value_table(title: str, rows: dict[str, object]) -> Table:
     return table
 
 
-def show_bundle(manifest: Manifest, console: Console) -> None:
+def show_bundle(manifest: Manifest, calibration: Calibration | None, console: Console) -> None:
     """Prints what a bundle holds."""
     target, drafter, head = manifest.target, manifest.drafter, manifest.head
     console.print(
@@ -50,6 +51,7 @@ def show_bundle(manifest: Manifest, console: Console) -> None:
                     "vocabulary": f"{drafter.vocabulary_size:,}",
                     "head": "none" if head is None else f"{head.kind}, rank {head.markov_rank}",
                     "confidence": "none" if head is None else head.confidence.replace("_", " "),
+                    "calibration": "none" if calibration is None else _calibration(calibration),
                     "cache": _cache(drafter.cache),
                     "made from": _sources(drafter.source),
                 },
@@ -67,6 +69,11 @@ def show_bundle(manifest: Manifest, console: Console) -> None:
 def _cache(cache: CacheInfo) -> str:
     kilobytes = cache.layers * 2 * cache.kv_heads * cache.head_dim * 4 / 1e3
     return f"{cache.layers} layers × {cache.kv_heads} heads × {cache.head_dim}, {kilobytes:.1f} kB a token"
+
+
+def _calibration(calibration: Calibration) -> str:
+    before, after = calibration.mean_survival_ece
+    return f"fitted to {calibration.rounds:,} drafts, survival ECE {before:.1%} before, {after:.1%} after"
 
 
 def _sources(files: tuple[SourceFile, ...]) -> str:

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.calibration import confidences
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import Drafter, DraftInput, Proposal
 from dspark.runtime.errors import NumericalError
 from dspark.runtime.request import Request
+from dspark.runtime.rounds import Round
 from dspark.runtime.scheduler import Scheduler
 from dspark.runtime.target import TARGET, Target, TokenRun, Verification
 
@@ -36,6 +38,7 @@ class Speculation:
         max_draft_tokens: The most that are verified of one draft.
         draft_length: Tokens a draft proposes (γ).
         vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
+        confidence_temperatures: What each position's confidence logit is divided by, float32 ``[γ]``.
     """
 
     drafter: Drafter
@@ -43,6 +46,7 @@ class Speculation:
     max_draft_tokens: int
     draft_length: int
     vocabulary: NDArray[np.int64] | None
+    confidence_temperatures: NDArray[np.float32]
 
 
 class Engine:
@@ -167,6 +171,10 @@ class Engine:
                 continue
             taken = request.emit(tokens)
             request.record_round(len(draft), min(accepted, len(taken)))
+            if proposal and limits[index]:
+                confidence = None if proposal.confidence is None else proposal.confidence[index].copy()
+                ended = accepted == len(tokens)  # nothing follows an accepted stop token
+                request.rounds.append(Round(len(draft), accepted, ended, confidence))
             self._commit(index, verification, index, taken)
         for request in requests:
             if request.finish_reason is not None:
@@ -196,8 +204,9 @@ class Engine:
         if proposal is None or self._speculation is None:
             return limits
         with self._clock.phase("schedule"):
-            logits = proposal.confidence
-            confidence = None if logits is None else np.exp(-np.logaddexp(0, -logits))  # the logistic function
+            confidence = proposal.confidence
+            if confidence is not None:
+                confidence = confidences(confidence, self._speculation.confidence_temperatures)
             return self._speculation.scheduler.schedule(confidence, limits)
 
     def _commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:

@@ -8,10 +8,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from dspark.providers import Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import make_drafter
 from dspark.runtime.engine import Engine, Speculation
@@ -25,7 +28,7 @@ from dspark.runtime.text import TextProcessor, TextStream
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Chunk", "DSparkInference", "Prompt", "open_sessions"]
+__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "open_sessions"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
@@ -49,7 +52,9 @@ class Chunk:
 class DSparkInference:
     """A loaded bundle.
 
-    Make one with ``load``. Prompts given as text go through the chat template, if the bundle has one, unless ``raw``.
+    Make one with ``load``, which also reads the bundle's calibration, if it has one.
+
+    Prompts given as text go through the chat template, if the bundle has one, unless ``raw``.
 
     Attributes:
         bundle: The bundle.
@@ -64,6 +69,7 @@ class DSparkInference:
         options: SpeculationOptions,
         batch_size: int,
         context_length: int,
+        calibration: Calibration | None = None,
     ) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
@@ -80,12 +86,15 @@ class DSparkInference:
         speculation = None
         if plan is not None and manifest.drafter is not None:
             scheduler, most = plan
+            length = manifest.drafter.draft_length
+            temperatures = np.ones(length) if calibration is None else calibration.temperatures
             speculation = Speculation(
                 drafter=make_drafter(manifest, sessions, cache, self.clock),
                 scheduler=scheduler,
                 max_draft_tokens=most,
-                draft_length=manifest.drafter.draft_length,
+                draft_length=length,
                 vocabulary=bundle.draft_vocabulary(),
+                confidence_temperatures=np.asarray(temperatures, np.float32),
             )
         self.engine = Engine(target, cache, speculation, batch_size, self.clock)
 
@@ -113,21 +122,21 @@ class DSparkInference:
             check_hashes: See ``Bundle.open``.
 
         Raises:
-            BundleError: The bundle is missing, damaged or of another version.
+            BundleError: The bundle or its calibration is missing files, damaged or of another version.
             ProviderError: The provider is unknown, not installed, or cannot run the bundle.
             RequestError: An option does not fit the bundle.
         """
         options = options or SpeculationOptions()
         opened = Bundle.open(bundle, check_hashes=False)
         manifest = opened.manifest
-        if not 1 <= batch_size <= MOST_REQUESTS:
-            raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
+        check_batch_size(batch_size)
         limit = manifest.target.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
         names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
+        calibration = read_calibration(opened)
         sessions = open_sessions(opened, find_provider(provider), names, threads, check_hashes)
-        return cls(opened, sessions, options, batch_size, max_sequence_length or limit)
+        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration)
 
     def request(
         self,
@@ -284,6 +293,16 @@ def _are_ids(prompt: Prompt) -> "TypeIs[Sequence[int]]":
 
 def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence[Mapping[str, str]]]":
     return not isinstance(prompt, str)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuses what is no number of requests that can run at once.
+
+    Raises:
+        RequestError: It is too small or too large.
+    """
+    if not 1 <= batch_size <= MOST_REQUESTS:
+        raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
 
 
 def open_sessions(

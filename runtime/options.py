@@ -55,6 +55,6 @@ class SpeculationOptions:
             return None
         if name == "fixed":
             return FixedScheduler(), most
-        if manifest.head is None or manifest.head.confidence == "none":
+        if not manifest.has_confidence:
             raise RequestError("scheduler 'threshold' needs a confidence head, and this bundle has none; use 'fixed'")
         return ThresholdScheduler(threshold), most

@@ -8,6 +8,7 @@ from typing import Literal
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.errors import DSparkError
+from dspark.runtime.rounds import Round
 from dspark.runtime.text import TextStream
 
 __all__ = ["Completion", "FinishReason", "Request", "Stats"]
@@ -78,6 +79,7 @@ class Request:
         finish_reason: Set when it has ended.
         cache: Its cache, when it has ended without an error and was to be kept.
         failure: What ended it, when that was an error.
+        rounds: What became of its drafts.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Request:
         self.output_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stats = Stats()
+        self.rounds: list[Round] = []
         self.prefix = prefix
         self.keep_cache = keep_cache
         self.cache: KeyValueCache | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dspark.exporter.export import export_bundle, prepare
+from tests.runtime.command_line import Run, runner
 from tests.runtime.golden_models import GOLDEN
 
 CHAT_TEMPLATE = """\
@@ -32,3 +33,9 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return root / "bundles" / name
 
     return bundle
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``dspark-run``."""
+    return runner(monkeypatch, capsys)

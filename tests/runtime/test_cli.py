@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import pytest
 
 from dspark.runtime import SamplingParams
-from dspark.runtime.cli import main
 from dspark.runtime.engine import Engine
+from tests.runtime.command_line import Result, Run
 from tests.runtime.golden_models import PROMPTS, ids, load
 
 GoldenBundle = Callable[[str], Path]
@@ -29,44 +28,6 @@ STATS = {
     *("rounds", "draft_lengths", "accepted_lengths", "acceptance_length"),
     *("seconds", "tokens_per_second", "time_to_first_token"),
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run of the command line left."""
-
-    code: int
-    out: str
-    error: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Standard output as JSONL."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path, stdin: str | bytes = "") -> Result:
-        content = stdin if isinstance(stdin, bytes) else stdin.encode()
-        threads = ["--threads", "1"] if {"generate", "chat", "bench"} & {*arguments[:1]} else []
-        monkeypatch.setattr(sys, "argv", ["dspark-run", *map(str, arguments[:1]), *threads, *map(str, arguments[1:])])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
-        monkeypatch.setenv("COLUMNS", "200")
-        code: object = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        captured = capsys.readouterr()
-        assert isinstance(code, int)
-        assert "Traceback" not in captured.err
-        return Result(code, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -335,7 +296,7 @@ def test_no_bundle_is_exit_code_1(arguments: list[str], run: Run, tmp_path: Path
 def test_help(run: Run) -> None:
     listed = run("--help")
     assert listed.code == 0
-    for command in ("generate", "chat", "inspect", "bench"):
+    for command in ("generate", "chat", "inspect", "bench", "evaluate", "calibrate"):
         assert command in listed.out
         assert run(command, "--help").code == 0
 

@@ -17,11 +17,11 @@ GoldenBundle = Callable[[str], Path]
 
 HEAVY = (
     *("torch", "transformers", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "ml_dtypes", "safetensors"),
-    *("scipy", "yaml", "dspark.exporter"),
+    *("scipy", "yaml", "matplotlib", "dspark.exporter"),
 )
 ALLOWED = {  # what each package may import besides the standard library and itself
     "providers": {"numpy", "onnxruntime"},
-    "runtime": {"dspark.providers", "jinja2", "numpy", "pydantic", "rich", "tokenizers", "typer"},
+    "runtime": {"dspark.providers", "jinja2", "matplotlib", "numpy", "pydantic", "rich", "tokenizers", "typer"},
     "configs": {"yaml"},
 }
 
@@ -70,12 +70,16 @@ print(json.dumps([completions[0].text, text, [sum(each.stats.accepted_lengths) f
     assert min(accepted) > 0
 
 
-def test_the_command_line_runs_without_them(golden_bundle: GoldenBundle) -> None:
+def test_the_command_line_runs_without_them(golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     code = "from dspark.runtime.cli import main; main()"
     bundle = str(golden_bundle("dspark_vanilla"))
     assert run(code, "generate", bundle, "--prompt", "tead ", "--max-new-tokens", "12") == "in the class\n"
     assert json.loads(run(code, "inspect", bundle, "--json"))["target"]["vocabulary_size"] == 160
     assert json.loads(run(code, "bench", bundle, "--max-new-tokens", "4", "--json"))["prompts"] > 0
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "tead "}')
+    evaluated = run(code, "evaluate", bundle, "--input", str(prompts), "--max-new-tokens", "12", "--json")
+    assert json.loads(evaluated)["pooled"]["counts"]["rounds"] > 0
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -1,0 +1,35 @@
+"""Options and messages that the commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dspark.runtime.options import SchedulerName
+
+__all__ = [
+    "BatchSize",
+    "BundleArgument",
+    "ConfidenceThreshold",
+    "Json",
+    "MaxDraftTokens",
+    "Scheduler",
+    "Threads",
+    "messages",
+]
+
+messages = Console(stderr=True)
+
+BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
+Scheduler = Annotated[
+    SchedulerName | None,
+    typer.Option(help="How many draft tokens are verified.", show_default="threshold if one is given, else fixed"),
+]
+MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round.", show_default="all")]
+ConfidenceThreshold = Annotated[
+    float | None, typer.Option(help="Verify draft tokens up to the first less sure than this.", show_default="0.6")
+]
+BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
+Threads = Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,0 +1,128 @@
+"""An evaluation as tables of text, for the terminal and for the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dspark.runtime.evaluation.evaluator import Counts, Evaluation
+from dspark.runtime.evaluation.figures import Figures
+
+__all__ = ["TextTable", "evaluation_tables", "show_evaluation"]
+
+ABSENT = "–"
+
+Line: TypeAlias = tuple[str, Counts, Figures]
+"""A dataset's name, counts and figures; for the macro average the counts of all together."""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table whose first column names its rows.
+
+    Attributes:
+        title: What it shows.
+        columns: Heads of the columns.
+        rows: Cells.
+        summary: Whether the last row sums up the others.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    summary: bool = False
+
+
+def show_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """Prints an evaluation as tables."""
+    for text in evaluation_tables(evaluation):
+        table = Table(title=text.title, title_justify="left")
+        for index, column in enumerate(text.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for index, row in enumerate(text.rows):
+            table.add_row(*map(escape, row), end_section=text.summary and index == len(text.rows) - 2)
+        console.print(table)
+
+
+def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
+    """The tables: acceptance and speed, acceptance by position, confidence, and thresholds."""
+    lines = [(name, result.counts, result.figures) for name, result in evaluation.datasets.items()]
+    if len(lines) > 1:
+        lines.append(("macro average", evaluation.pooled.counts, evaluation.macro_average))
+    tables = [_overview(lines), _positions(evaluation.drafter.draft_length, lines)]
+    if evaluation.pooled.figures.confidence:
+        tables.append(_confidence(evaluation))
+    if evaluation.pooled.figures.sweep:
+        tables.append(_sweep(evaluation))
+    return tables
+
+
+def _overview(lines: Sequence[Line]) -> TextTable:
+    rows = []
+    for name, counts, figures in lines:
+        acceptance, speed = figures.acceptance, figures.speed
+        rows.append(
+            [
+                name,
+                f"{counts.prompts}",
+                f"{counts.rounds}",
+                _number(acceptance.length),
+                f"{counts.accepted} of {counts.verified}",
+                _percent(acceptance.rate),
+                _number(speed.plain, 1),
+                _number(speed.speculative, 1),
+                _number(speed.speedup),
+                _percent(speed.identical_outputs),
+            ]
+        )
+    columns = ["dataset", "prompts", "drafts", "acceptance length", "accepted", "rate"]
+    columns += ["plain tok/s", "speculative tok/s", "speed-up", "identical"]
+    return TextTable("Acceptance and decoding speed", columns, rows, summary=len(lines) > 1)
+
+
+def _positions(draft_length: int, lines: Sequence[Line]) -> TextTable:
+    positions = [str(position) for position in range(1, draft_length + 1)]
+    rows = [[name, *map(_percent, figures.acceptance.conditional)] for name, _, figures in lines]
+    title = "Acceptance rate by position, where all earlier tokens were accepted"
+    return TextTable(title, ["dataset", *positions], rows, summary=len(lines) > 1)
+
+
+def _confidence(evaluation: Evaluation) -> TextTable:
+    scalings = evaluation.pooled.figures.confidence
+    columns, rows = ["position", "ROC-AUC"], []
+    for scaling in scalings:
+        columns += [f"{name}, {scaling}" for name in ("ECE", "Brier", "survival ECE")]
+    for position in range(evaluation.drafter.draft_length):
+        row = [str(position + 1), _number(scalings["raw"].roc_auc[position], 3)]
+        for figures in scalings.values():
+            row += [_percent(figures.ece[position]), _number(figures.brier[position], 3)]
+            row += [_percent(figures.survival_ece[position])]
+        rows.append(row)
+    mean = ["mean", _number(scalings["raw"].mean_roc_auc, 3)]
+    for figures in scalings.values():
+        mean += [_percent(figures.mean_ece), _number(figures.mean_brier, 3), _percent(figures.mean_survival_ece)]
+    return TextTable("Confidence by position, all datasets together", columns, [*rows, mean], summary=True)
+
+
+def _sweep(evaluation: Evaluation) -> TextTable:
+    sweep = evaluation.pooled.figures.sweep[evaluation.scaling]
+    figures = zip(
+        evaluation.thresholds, sweep.verified_per_round, sweep.acceptance_rate, sweep.acceptance_length, strict=True
+    )
+    rows = [
+        [f"{threshold:.2f}", _number(verified), _percent(rate), _number(length)]
+        for threshold, verified, rate, length in figures
+    ]
+    title = f"Drafts cut at a confidence threshold ({evaluation.scaling}), all datasets together"
+    return TextTable(title, ["threshold", "verified a round", "acceptance rate", "acceptance length"], rows)
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.1%}"
