@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CACHE := .cache
 GGUF := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := $(CACHE)/smollm2
-SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl')
+SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl' -o -name '*.jinja')
 DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
 .PHONY: demo test test-slow test-parity lint format types clean
@@ -22,7 +22,7 @@ test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
 
 test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5"
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests/exporter tests/reference tests/runtime/test_sampling.py
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
