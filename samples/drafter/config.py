@@ -23,10 +23,10 @@ class HeadKind(StrEnum):
     RNN = "rnn"
 
 
-def spread_taps(target_layers: int, count: int = 5) -> list[int]:
+def spread_taps(target_layers: int, count: int = 5) -> tuple[int, ...]:
     """Layer outputs spread evenly from the second layer to the third from the end, as DeepSpec chooses them."""
-    last = target_layers - 3
-    return sorted({round(1 + (last - 1) * index / (count - 1)) for index in range(count)})
+    last = max(1, target_layers - 3)
+    return tuple(sorted({1 + round((last - 1) * index / (count - 1)) for index in range(count)}))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DraftConfig:
         rope_theta: RoPE's base.
         context_length: Longest text in tokens.
         vocabulary_size: The target's.
-        stop_token_id: The target's.
+        stop_token_id: The target's; None if it has none.
         layers: Decoder layers; 1 for EAGLE-3.
         block_size: Draft tokens, γ.
         taps: Layer outputs of the target that it reads.
@@ -65,7 +65,7 @@ class DraftConfig:
     rope_theta: float
     context_length: int
     vocabulary_size: int
-    stop_token_id: int
+    stop_token_id: int | None
     layers: int
     block_size: int
     taps: tuple[int, ...]

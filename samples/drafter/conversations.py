@@ -44,18 +44,16 @@ class Conversations:
                 raise ValueError(f"{path}: ids {ids[-1].shape} and response_mask {masks[-1].shape} must be alike")
         width = max(part.shape[1] for part in ids)
         all_ids, responses = (
-            np.concatenate([np.pad(part, [(0, 0), (0, width - part.shape[1])]) for part in parts])
+            torch.from_numpy(np.concatenate([np.pad(part, [(0, 0), (0, width - part.shape[1])]) for part in parts]))
             for parts in (ids, masks)
         )
-        usable = (responses[:, :-1] & responses[:, 1:]).any(axis=1)
-        all_ids, responses = all_ids[usable], responses[usable]
-        lengths = all_ids.shape[1] - responses[:, ::-1].argmax(axis=1)
-        return cls(torch.from_numpy(all_ids), torch.from_numpy(responses), torch.from_numpy(lengths))
+        lengths = width - responses.flip(1).int().argmax(dim=1)
+        return cls(all_ids, responses, lengths).take(_anchors(responses).any(dim=1))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: Sequence[int] | slice) -> "Conversations":
+    def take(self, rows: Sequence[int] | slice | Tensor) -> "Conversations":
         """Some of the rows."""
         return Conversations(self.ids[rows], self.responses[rows], self.lengths[rows])
 
@@ -81,18 +79,23 @@ def sample_anchors(responses: Tensor, count: int, block_size: int, generator: to
         generator: Draws.
 
     Returns:
-        Positions int64 ``[B, A]`` in order; bool ``[B, A, γ]``, whether the token a slot predicts is of the response
-        like all before it.
+        Positions int64 ``[B, A]`` in order, from 1; bool ``[B, A, γ]``, whether the token a slot predicts is of the
+        response like all before it.
     """
-    candidates = responses.clone()
-    candidates[:, :-1] &= responses[:, 1:]
-    candidates[:, -1] = False
-    weights = candidates.float()
-    weights[~candidates.any(dim=1)] = 1.0
-    repeats = bool((candidates.sum(dim=1) < count).any())
-    anchors = torch.multinomial(weights, count, replacement=repeats, generator=generator).sort(dim=1).values
+    possible = _anchors(responses)
+    keys = torch.rand(responses.shape, generator=generator).masked_fill(~possible, -1)
+    shuffled = keys.argsort(dim=1, descending=True)  # the possible ones first
+    pick = torch.arange(count) % possible.sum(dim=1, keepdim=True).clamp(min=1)
+    anchors = shuffled.gather(1, pick).clamp(min=1).sort(dim=1).values
     positions = anchors[..., None] + torch.arange(1, block_size + 1)
     inside = positions < responses.shape[1]
     spoken = responses.gather(1, positions.clamp(max=responses.shape[1] - 1).flatten(1)).view(positions.shape)
-    valid = (inside & spoken).cumprod(dim=-1).bool() & candidates.gather(1, anchors)[..., None]
+    valid = (inside & spoken).cumprod(dim=-1).bool() & possible.gather(1, anchors)[..., None]
     return anchors, valid
+
+
+def _anchors(responses: Tensor) -> Tensor:
+    """Which positions can be anchors, bool ``[B, L]``: the first cannot, as nothing comes before it."""
+    possible = torch.zeros_like(responses)
+    possible[:, 1:-1] = responses[:, 1:-1] & responses[:, 2:]
+    return possible

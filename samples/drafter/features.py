@@ -51,14 +51,14 @@ class Rows:
 class FeatureStore:
     """Features of conversations in files, computed where they are missing.
 
-    Files are named by what they hold, so that data which grows reuses what is there.
+    Files are named by what they hold, so that data which grows at its end reuses what is there.
 
     Args:
         folder: Where the files are.
         conversations: The conversations.
         taps: Layer outputs to keep.
         model: The target; called only for what is missing.
-        fingerprint: Names the target.
+        fingerprint: Of the target and its precision.
     """
 
     def __init__(
@@ -71,8 +71,11 @@ class FeatureStore:
         missing = [(shard, path) for shard, path in zip(shards, paths, strict=True) if not path.exists()]
         for shard, path in track(missing, description="Target's features", disable=not missing):
             partial = path.with_suffix(f".{os.getpid()}")
-            save_file(_compute(model, shard, taps), partial)
-            partial.rename(path)
+            try:
+                save_file(_compute(model, shard, taps), partial)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
         self._files = [safe_open(path, "pt") for path in paths]
         self._starts = [shard.lengths.cumsum(0) - shard.lengths for shard in shards]
 

@@ -14,15 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dspark.runtime import DSparkInference, RequestError, SamplingParams, SpeculationOptions
+from dspark.runtime import DSparkError, DSparkInference, RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.request import Request
+from dspark.runtime.rows import read_rows
 
 MARK = "@@@@"
 """Stands for the user's words where the chat template is cut open."""
@@ -40,20 +41,22 @@ class Conversations:
 
     Attributes:
         length: Tokens of a row; longer conversations are cut, shorter ones filled with zeros.
+        dtype: Of the ids.
         ids: Rows of token ids.
         masks: Rows that are 1 where the token is the assistant's.
         temperatures: Of the responses.
     """
 
     length: int
-    ids: list[NDArray[np.uint16]] = field(default_factory=list)
+    dtype: type[np.unsignedinteger[Any]]
+    ids: list[NDArray[np.unsignedinteger[Any]]] = field(default_factory=list)
     masks: list[NDArray[np.uint8]] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
 
     def add(self, prompt: list[int], response: list[int], temperature: float) -> None:
         """Takes a conversation."""
         tokens = (prompt + response)[: self.length]
-        ids, mask = np.zeros(self.length, np.uint16), np.zeros(self.length, np.uint8)
+        ids, mask = np.zeros(self.length, self.dtype), np.zeros(self.length, np.uint8)
         ids[: len(tokens)] = tokens
         mask[len(prompt) : len(tokens)] = 1
         self.ids.append(ids)
@@ -63,20 +66,22 @@ class Conversations:
     def load(self, path: Path) -> None:
         """Takes over what an earlier run has written."""
         with np.load(path, allow_pickle=False) as saved:
-            self.length = saved["ids"].shape[1]
+            found = saved["ids"].shape[1]
+            if found != self.length:
+                raise RequestError(f"{path} has conversations of {found} tokens, not {self.length}; see --length")
             self.ids, self.masks = list(saved["ids"]), list(saved["response_mask"])
             self.temperatures = saved["temperature"].tolist()
 
     def save(self, path: Path) -> None:
         """Writes all of them."""
-        partial = path.with_suffix(".partial.npz")
+        partial = path.with_name(f".{path.name}.partial.npz")
         np.savez_compressed(
             partial,
             ids=np.stack(self.ids),
             response_mask=np.stack(self.masks),
             temperature=np.array(self.temperatures, np.float32),
         )
-        partial.rename(path)
+        partial.replace(path)
 
 
 class Writer:
@@ -108,7 +113,11 @@ class Writer:
         self._openings = list(openings)
         self._inventing: dict[Request, str] = {}
         self._answering: dict[Request, float] = {}
-        self._ready: deque[str] = deque(prompts)
+        answered = {
+            tuple(ids[: mask.argmax()].tolist())
+            for ids, mask in zip(conversations.ids, conversations.masks, strict=True)
+        }
+        self._ready = deque(text for text in prompts if tuple(model.encode(text)) not in answered)
         self._unfinished = 0
 
     def run(self, count: int, batch_size: int) -> Iterator[None]:
@@ -153,6 +162,8 @@ class Writer:
 
     def _finish(self, request: Request) -> bool:
         """Notes what a request wrote; whether that completes a conversation."""
+        if request.failure is not None:
+            raise request.failure
         completion = request.completion()
         if request in self._inventing:
             text = self._inventing.pop(request) + (completion.text or "")
@@ -190,25 +201,48 @@ def main(
     seed: Annotated[int, typer.Option(help="Makes the run repeatable.")] = 0,
 ) -> None:
     """Writes conversations of a target with itself."""
-    done = Conversations(length)
-    if output.exists():
-        done.load(output)
-    texts = [json.loads(line)["prompt"] for path in prompts or [] for line in path.read_text("utf-8").splitlines()]
+    if conversations < 1:
+        raise RequestError(f"conversations is {conversations}; it must be at least 1")
     begun = [] if openings is None else [line for line in openings.read_text("utf-8").splitlines() if line]
+    texts = [text for path in prompts or [] for text in read_prompts(path)]
     options = SpeculationOptions("off")
     model = DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads)
+    small = model.bundle.manifest.target.vocabulary_size <= 2**16
+    done = Conversations(length, np.uint16 if small else np.uint32)
+    if output.exists():
+        done.load(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
     writer = Writer(model, done, texts, begun, temperature or [0.0, 0.3, 0.7, 1.0], seed)
     rate = TextColumn("{task.fields[rate]}")
-    with Progress(TextColumn("Conversations"), MofNCompleteColumn(), TimeElapsedColumn(), rate) as progress:
-        task = progress.add_task("", total=conversations, completed=len(done.ids), rate="")
-        start, tokens = perf_counter(), 0
-        for _ in writer.run(conversations, batch_size):
-            tokens += int(done.masks[-1].sum())
-            progress.update(task, advance=1, rate=f"{tokens / (perf_counter() - start):.0f} response tokens/s")
-            if len(done.ids) % SAVE_EVERY == 0:
-                done.save(output)
-    done.save(output)
+    try:
+        with Progress(TextColumn("Conversations"), MofNCompleteColumn(), TimeElapsedColumn(), rate) as progress:
+            task = progress.add_task("", total=conversations, completed=len(done.ids), rate="")
+            start, tokens = perf_counter(), 0
+            for _ in writer.run(conversations, batch_size):
+                tokens += int(done.masks[-1].sum())
+                progress.update(task, advance=1, rate=f"{tokens / (perf_counter() - start):.0f} response tokens/s")
+                if len(done.ids) % SAVE_EVERY == 0:
+                    done.save(output)
+    finally:
+        if done.ids:
+            done.save(output)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Texts of a JSONL file with rows {"prompt": …}."""
+    texts = []
+    with path.open("rb") as lines:
+        for number, row in enumerate(read_rows(lines), start=1):
+            if isinstance(row, RequestError):
+                raise row
+            if not isinstance(row.get("prompt"), str):
+                raise RequestError(f"{path}: row {number} has no text as its prompt: {json.dumps(row)[:60]}")
+            texts.append(row["prompt"])
+    return texts
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (DSparkError, OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -53,21 +53,22 @@ class MarkovHead(nn.Module):
         return torch.stack(outputs, dim=-2)
 
     @torch.no_grad()
-    def start_from_bigrams(self, ids: Tensor, counts: Tensor, tokens: int) -> None:
+    def start_from_bigrams(self, ids: Tensor, responses: Tensor, tokens: int) -> None:
         """Starts from what follows what in the data, which saves most of the training of these tables.
 
         The bias becomes the best approximation of that rank to the smoothed log ratio of P(next | token) and P(next).
 
         Args:
             ids: int64 ``[n, L]`` token ids.
-            counts: int64 ``[V]``, how often each token occurs.
+            responses: bool ``[n, L]``, the tokens that are predicted.
             tokens: Only so many of the most frequent tokens are looked at; the others get zeros.
         """
+        counts = torch.bincount(ids[responses], minlength=len(self.markov_w1.weight))
         frequent = counts.topk(min(tokens, int((counts > 0).sum()))).indices
         index = torch.full_like(counts, -1)
         index[frequent] = torch.arange(len(frequent))
         before, after = index[ids[:, :-1]].flatten(), index[ids[:, 1:]].flatten()
-        both = (before >= 0) & (after >= 0)
+        both = (before >= 0) & (after >= 0) & responses[:, 1:].flatten()
         pairs = torch.bincount(before[both] * len(frequent) + after[both], minlength=len(frequent) ** 2)
         table = pairs.view(len(frequent), -1).float()
         share = counts[frequent] / counts[frequent].sum()

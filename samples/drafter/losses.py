@@ -1,5 +1,6 @@
 """What training minimises (paper, section on training): the draft distribution's distance from the target's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ __all__ = [
     "LossWeights",
     "Losses",
     "Vocabulary",
+    "compare",
     "compute_losses",
     "position_weights",
 ]
@@ -72,7 +74,7 @@ class LossVocabulary:
     Args:
         counts: int64 ``[V]``, how often each token occurs.
         frequent: Tokens that are always there; 0 takes all.
-        sampled: Others, drawn anew for each step.
+        sampled: Others, drawn anew for each step; at least 1 unless the frequent ones are all.
     """
 
     def __init__(self, counts: Tensor, frequent: int, sampled: int) -> None:
@@ -124,6 +126,7 @@ def compute_losses(
     bias: nn.Linear | None,
     vocabulary: Vocabulary,
     weights: LossWeights,
+    comparison: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
 ) -> Losses:
     """Compares drafts with the target.
 
@@ -136,6 +139,7 @@ def compute_losses(
         bias: ``W2``; None without a sequential head.
         vocabulary: The tokens to compare on.
         weights: Of the losses.
+        comparison: ``compare``, perhaps compiled.
     """
     slots = torch.arange(valid.shape[-1], device=anchors.device)
     places = (anchors[..., None] + slots).clamp(max=rows.ids.shape[1] - 1)
@@ -144,7 +148,7 @@ def compute_losses(
     draft = F.linear(drafted.hidden, vocabulary.rows(lm_head))
     if drafted.factors is not None and bias is not None:
         draft = draft + F.linear(drafted.factors, vocabulary.rows(bias.weight))
-    cross_entropy, distance = compare(draft, target, vocabulary.log_weights)
+    cross_entropy, distance = comparison(draft, target, vocabulary.log_weights)
     share = position_weights(valid)
     total = weights.distance * (distance * share).sum() + weights.cross_entropy * (cross_entropy * share).sum()
     acceptance = (1 - distance.detach() / 2).clamp(0, 1)

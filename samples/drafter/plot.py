@@ -4,12 +4,8 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 - after the choice of what draws
+from matplotlib.figure import Figure
 
 
 def main(
@@ -17,7 +13,8 @@ def main(
     output: Annotated[Path, typer.Option(help="The picture, PNG or SVG.")] = Path("training.png"),
 ) -> None:
     """Draws the progress of one or more runs."""
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
     for run in runs:
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         minutes = [entry["minutes"] for entry in log]

@@ -14,6 +14,8 @@ COPIED = (
     "self_attn.k_proj.weight",
     "self_attn.v_proj.weight",
     "self_attn.o_proj.weight",
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
     "mlp.gate_proj.weight",
     "mlp.up_proj.weight",
     "mlp.down_proj.weight",
@@ -36,7 +38,10 @@ def start_from_target(drafter: BlockDrafter | Eagle3Drafter, target: nn.Module, 
     own = dict(drafter.named_parameters())
     for index, layer in enumerate(layers):
         for name in COPIED:
-            value = parameters[f"model.layers.{layer}.{name}"].float()
+            stored = parameters.get(f"model.layers.{layer}.{name}")
+            if stored is None:  # not all targets norm queries and keys
+                continue
+            value = stored.float()
             mine = own[f"layers.{index}.{name}"]
             if mine.shape[-1] == 2 * value.shape[-1]:  # EAGLE-3 reads token and feature side by side
                 value = torch.cat([value / 2, value / 2], dim=-1)

@@ -54,15 +54,22 @@ def test_a_run_goes_on_and_can_be_repeated(chat_bundle: Callable[[str], Path], t
     with np.load(one) as grown:
         assert len(grown["ids"]) == 5
         assert (grown["ids"][:3] == before).all()
+        asked = {tuple(ids[: mask.argmax()]) for ids, mask in zip(grown["ids"], grown["response_mask"], strict=True)}
+    assert len(asked) == 5  # no prompt is answered twice
+    with pytest.raises(RequestError, match="has conversations of 64 tokens, not 48"):
+        main(bundle, one, 6, [prompts], None, [1.0], 48, 2, 1)
 
 
-def test_invented_turns_follow_the_templates_opening(chat_bundle: Callable[[str], Path]) -> None:
+def test_invented_turns_follow_the_templates_opening(
+    chat_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every request is the opening, perhaps with given first words, or a whole turn as the template puts it."""
     model = DSparkInference.load(chat_bundle("qwen3_target"), options=SpeculationOptions("off"), threads=1)
     submitted: list[Request] = []
     submit = model.engine.submit
     model.engine.submit = lambda request: (submitted.append(request), submit(request))[1]  # type: ignore[method-assign]
-    writer = Writer(model, Conversations(64), ["tead "], ["in the"], [1.0], seed=0)
+    monkeypatch.setattr("generate_data.MOST_UNFINISHED", 20)
+    writer = Writer(model, Conversations(64, np.uint16), ["tead "], ["in the"], [1.0], seed=0)
     with pytest.raises(RequestError, match="does not end the user's turns"):  # this target has no idea of turns
         for _ in writer.run(50, batch_size=8):
             pass
@@ -72,3 +79,37 @@ def test_invented_turns_follow_the_templates_opening(chat_bundle: Callable[[str]
         tuple(opening + model.encode("in the", raw=True)),
         tuple(model.encode("tead ")),
     }
+
+
+def test_invented_turns_are_answered(chat_bundle: Callable[[str], Path]) -> None:
+    model = DSparkInference.load(chat_bundle("qwen3_target"), options=SpeculationOptions("off"), threads=1)
+    stop = model.encode("tead", raw=True)[:1]
+    model._stop_token_ids = frozenset(stop)
+    submitted: list[Request] = []
+    submit = model.engine.submit
+    model.engine.submit = lambda request: (submitted.append(request), submit(request))[1]  # type: ignore[method-assign]
+    conversations = Conversations(200, np.uint16)
+    for _ in Writer(model, conversations, [], ["in the"], [1.0], seed=0).run(4, batch_size=4):
+        pass
+    openings = {tuple(model.encode("u: ", raw=True)): "", tuple(model.encode("u: in the", raw=True)): "in the"}
+    invented = {
+        tuple(model.encode(openings[tuple(request.prompt_ids)] + (request.completion().text or "")))
+        for request in submitted
+        if tuple(request.prompt_ids) in openings and request.finish_reason == "stop"
+    }
+    asked = [tuple(ids[: mask.argmax()]) for ids, mask in zip(conversations.ids, conversations.masks, strict=True)]
+    assert len(asked) >= 4
+    assert set(asked) <= invented
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("{", "line 1 is not JSON"), ('{"messages": []}', "row 1 has no text as its prompt"), ("[1]", "no JSON object")],
+)
+def test_bad_prompts_are_refused_before_work(
+    row: str, message: str, chat_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(row)
+    with pytest.raises(RequestError, match=message):
+        main(chat_bundle("qwen3_target"), tmp_path / "out.npz", 3, [tmp_path / "bad.jsonl"])
+    assert not (tmp_path / "out.npz").exists()

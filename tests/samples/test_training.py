@@ -1,6 +1,8 @@
 """The trainer on a tiny target: what it writes, exported, computes what its own PyTorch forward computes."""
 
+import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
         "evaluate_every": 1.0,
         "start_from": None,
         "features": folder / "features",
-        "precision": "fp32",
+        "precision": trainer.Precision("fp32"),
         "threads": 1,
         "compiled": False,
         "seed": 0,
@@ -138,13 +140,73 @@ def test_training_learns(kind: str, tmp_path: Path) -> None:
     assert last["acceptance_length"] > first["acceptance_length"] + 0.3
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
-    train(tmp_path, "dspark", "rnn", minutes=0.02)
-    _, output = train(tmp_path, "dspark", "rnn", minutes=0.05)
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trainer
+
+    _, output = train(tmp_path, "dspark", "rnn", minutes=0.02)
+    saved = torch.load(output / "state.pt", weights_only=True)
+    seen: list[dict[str, Any]] = []
+    step = trainer.Trainer._train
+
+    def watched(self: trainer.Trainer, passes: list[list[int]], progress: float) -> float:
+        if not seen:
+            state = {name: value.clone() for name, value in self._drafter.state_dict().items()}
+            optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
+            seen.append({"drafter": state, "optimizers": optimizers, "step": self._step, "progress": progress})
+        return step(self, passes, progress)
+
+    monkeypatch.setattr(trainer.Trainer, "_train", watched)
+    train(tmp_path, "dspark", "rnn", minutes=0.05)
+    assert seen[0]["step"] == saved["step"] > 0
+    assert seen[0]["progress"] == pytest.approx(saved["seconds"] / 3)
+    torch.testing.assert_close(seen[0]["drafter"], saved["drafter"], rtol=0, atol=0)
+    for mine, stored in zip(seen[0]["optimizers"], saved["optimizers"], strict=True):
+        torch.testing.assert_close(mine["state"], stored["state"], rtol=0, atol=0)
     log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-    assert [entry["minutes"] for entry in log] == sorted(entry["minutes"] for entry in log)
-    assert 0 == log[0]["step"] < log[1]["step"] < log[-1]["step"]
-    assert log[1]["minutes"] >= 0.02 <= log[-1]["minutes"] < 0.1
+    assert [entry["step"] for entry in log] == sorted({entry["step"] for entry in log})
+    assert log[-1]["minutes"] >= 0.05
+
+    finished = (output / "state.pt").read_bytes()
+    train(tmp_path, "dspark", "rnn", minutes=0.05)
+    assert (output / "state.pt").read_bytes() == finished
+    assert len((output / "log.jsonl").read_text().splitlines()) == len(log)
+
+
+def test_a_run_of_another_drafter_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, "dspark", "vanilla", minutes=0.01)
+    with pytest.raises(ValueError, match=r"target_layer_ids is \[0, 1, 2\], not \[0, 1\]; choose another --output"):
+        train(tmp_path, "dspark", "vanilla", taps="0,1")
+
+
+def test_training_on_from_a_checkpoint(tmp_path: Path) -> None:
+    _, first = train(tmp_path, "dspark", "vanilla", minutes=0.2)
+    target = tmp_path / "target"
+    again = tmp_path / "again"
+    again.mkdir()
+    target.rename(again / "target")
+    _, second = train(again, "dspark", "vanilla", start_from=first, mask_token=None, block_size=3)
+    log = [json.loads((folder / "log.jsonl").read_text().splitlines()[0]) for folder in (first, second)]
+    assert log[1]["acceptance"][0] > log[0]["acceptance"][0] + 0.1
+    with pytest.raises(ValueError, match="is another drafter: its markov_head_type is vanilla, not gated"):
+        train(again, "dspark", "gated", start_from=first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"taps": "1,x"}, "taps are '1,x'; they must be numbers"),
+        ({"taps": "0,3"}, "they must increase and lie between -1 and 2"),
+        ({"held_out": 24}, "held_out is 24; of 24 conversations"),
+        ({"accumulate": 0}, "accumulate is 0; it must be above 0"),
+        ({"mask_token": 96}, "mask_token_id is 96; the vocabulary has 96"),
+        ({"loss_vocabulary": 10}, "loss_samples is 0"),
+        ({"block_size": 0}, "block_size is 0"),
+    ],
+)
+def test_bad_options(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(tmp_path, "dspark", "vanilla", **changes)
+    assert {path.parent.name for path in tmp_path.rglob("*.safetensors*")} == {"target"}
 
 
 def _config(folder: Path) -> Any:
