@@ -72,6 +72,11 @@ def run_calibration(
         inference = DSparkInference(bundle, sessions, options, batch_size, limit)
         for dataset in datasets:
             dataset.check(inference, every[0])
+            for index, row in enumerate(dataset.rows):
+                if "temperature" in row:
+                    raise RequestError(
+                        f"{dataset.name}, row {index}: has its own temperature; give --temperature instead"
+                    )
     rounds = _record(inference, datasets, every, batch_size, seed, console)
     table = RoundTable.of(rounds, manifest.drafter.draft_length, confidence=True)
     if len(table) < FEWEST_ROUNDS:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from dspark.runtime.evaluation.evaluator import Evaluation
 
 

@@ -187,6 +187,14 @@ def test_calibrate_refuses(
     assert sorted(bundle.iterdir()) == before
 
 
+def test_calibrate_chooses_the_temperature(run: Run, copied: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt_ids": PROMPTS[0], "temperature": 0.5}))
+    result = run("calibrate", copied, "--input", file)
+    assert result.code == 1
+    assert "rows, row 0: has its own temperature; give --temperature instead" in result.error
+
+
 # --- generation ---
 
 
