@@ -23,6 +23,7 @@ def main(reports: Annotated[list[Path], typer.Argument(help="Folders that evalua
     print("|---|" + "---|" * longest)
     for name, evaluation in found.items():
         rates = evaluation.pooled.figures.acceptance.conditional
+        rates = [*rates, *[None] * (longest - len(rates))]
         print(f"| {name} |", " | ".join("–" if rate is None else f"{rate:.2f}" for rate in rates), "|")
 
 

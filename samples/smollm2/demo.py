@@ -15,7 +15,7 @@ from dspark.runtime import Completion, DSparkInference, SamplingParams, Speculat
 PROMPTS = Path(__file__).parent.parent / "prompts"
 DATASETS = ("gsm8k", "mbpp", "mt-bench")
 PARAMS = SamplingParams(max_new_tokens=128)
-SPECULATION = SpeculationOptions(confidence_threshold=0.5)
+SPECULATION = SpeculationOptions(confidence_threshold=0.3)
 
 
 def main(bundle: Path) -> None:
