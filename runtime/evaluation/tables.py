@@ -48,11 +48,11 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
 
 
 def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
-    """The tables: acceptance and speed, acceptance by position, confidence, and thresholds."""
+    """The tables: acceptance, speed, acceptance by position, confidence, and thresholds."""
     lines = [(name, result.counts, result.figures) for name, result in evaluation.datasets.items()]
     if len(lines) > 1:
         lines.append(("macro average", evaluation.pooled.counts, evaluation.macro_average))
-    tables = [_overview(lines), _positions(evaluation.drafter.draft_length, lines)]
+    tables = [_acceptance(lines), _speed(lines), _positions(evaluation.drafter.draft_length, lines)]
     if evaluation.pooled.figures.confidence:
         tables.append(_confidence(evaluation))
     if evaluation.pooled.figures.sweep:
@@ -60,27 +60,24 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
     return tables
 
 
-def _overview(lines: Sequence[Line]) -> TextTable:
+def _acceptance(lines: Sequence[Line]) -> TextTable:
     rows = []
     for name, counts, figures in lines:
-        acceptance, speed = figures.acceptance, figures.speed
-        rows.append(
-            [
-                name,
-                f"{counts.prompts}",
-                f"{counts.rounds}",
-                _number(acceptance.length),
-                f"{counts.accepted} of {counts.verified}",
-                _percent(acceptance.rate),
-                _number(speed.plain, 1),
-                _number(speed.speculative, 1),
-                _number(speed.speedup),
-                _percent(speed.identical_outputs),
-            ]
-        )
+        accepted, acceptance = f"{counts.accepted} of {counts.verified}", figures.acceptance
+        row = [name, f"{counts.prompts}", f"{counts.rounds}", _number(acceptance.length), accepted]
+        rows.append([*row, _percent(acceptance.rate)])
     columns = ["dataset", "prompts", "drafts", "acceptance length", "accepted", "rate"]
-    columns += ["plain tok/s", "speculative tok/s", "speed-up", "identical"]
-    return TextTable("Acceptance and decoding speed", columns, rows, summary=len(lines) > 1)
+    return TextTable("Acceptance", columns, rows, summary=len(lines) > 1)
+
+
+def _speed(lines: Sequence[Line]) -> TextTable:
+    rows = []
+    for name, _, figures in lines:
+        speed = figures.speed
+        row = [name, _number(speed.plain, 1), _number(speed.speculative, 1), _number(speed.speedup)]
+        rows.append([*row, _percent(speed.identical_outputs)])
+    columns = ["dataset", "plain", "speculative", "speed-up", "identical outputs"]
+    return TextTable("Decoding speed, tokens a second", columns, rows, summary=len(lines) > 1)
 
 
 def _positions(draft_length: int, lines: Sequence[Line]) -> TextTable:
