@@ -24,9 +24,11 @@ __all__ = [
     "GraphFiles",
     "HeadInfo",
     "Manifest",
+    "SchemaVersion",
     "SourceFile",
     "TargetInfo",
     "TextInfo",
+    "first_problem",
     "hash_file",
 ]
 
@@ -278,21 +280,28 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path}: no bundle here ({MANIFEST} is missing); make one with dspark-export")
     try:
         content = file.read_bytes()
-        version = _Version.model_validate_json(content).schema_version
+        version = SchemaVersion.model_validate_json(content).schema_version
         if version != SCHEMA_VERSION:
             raise BundleError(f"{file}: schema version {version}; this runtime reads version {SCHEMA_VERSION}")
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BundleError(f"{file}: {place}: {first['msg']}") from error
+        raise BundleError(f"{file}: {first_problem(error)}") from error
     _check_graphs(file, manifest)
     _check_named(file, manifest)
     return manifest
 
 
-class _Version(BaseModel):
+class SchemaVersion(BaseModel):
+    """The version that a file says it has, read before the rest, which other versions may spell otherwise."""
+
     schema_version: int | str
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a file: where, and what."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{place}: {first['msg']}"
 
 
 def _check_graphs(file: Path, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dspark.runtime.bundle import Bundle, Manifest
+from dspark.runtime.bundle import Bundle, Manifest, SchemaVersion, first_problem
 from dspark.runtime.errors import BundleError
 
 __all__ = ["CALIBRATION", "Calibration", "confidence_files", "confidences", "read_calibration"]
@@ -79,20 +79,14 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
     except OSError as error:
         raise BundleError(f"{file}: cannot be read: {error}") from error
     try:
-        version = _Version.model_validate_json(content).schema_version
+        version = SchemaVersion.model_validate_json(content).schema_version
         if version != CALIBRATION_VERSION:
             raise BundleError(f"{file}: schema version {version}; this runtime reads {CALIBRATION_VERSION}; {ADVICE}")
         calibration = Calibration.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BundleError(f"{file}: {place}: {first['msg']}; {ADVICE}") from error
+        raise BundleError(f"{file}: {first_problem(error)}; {ADVICE}") from error
     _check(file, calibration, bundle.manifest)
     return calibration
-
-
-class _Version(BaseModel):
-    schema_version: int | str
 
 
 def _check(file: Path, calibration: Calibration, manifest: Manifest) -> None:

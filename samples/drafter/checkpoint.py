@@ -1,14 +1,16 @@
 """Drafters on disk, in DeepSpec's layout, without embedding and LM head: both are the target's."""
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from drafters import BlockDrafter, Eagle3Drafter
-from safetensors.torch import load_file, save_file
+from drafters import Drafter
+from safetensors.torch import load_file, save
 
-__all__ = ["load_checkpoint", "read_config", "save_checkpoint", "unlike"]
+from dspark.runtime.whole_file import write_whole
+
+__all__ = ["check_same_drafter", "load_checkpoint", "read_config", "save_checkpoint"]
 
 DECISIVE = (
     *("architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "target_layer_ids", "block_size"),
@@ -17,14 +19,11 @@ DECISIVE = (
 """Settings that must agree for weights to mean the same."""
 
 
-def save_checkpoint(drafter: BlockDrafter | Eagle3Drafter, folder: Path) -> None:
+def save_checkpoint(drafter: Drafter, folder: Path) -> None:
     """Writes ``config.json`` and ``model.safetensors``, in bfloat16."""
     tensors = {name: value.detach().cpu().bfloat16().contiguous() for name, value in drafter.state_dict().items()}
-    config, weights = folder / "config.json.partial", folder / "model.partial"
-    config.write_text(json.dumps(drafter.config.as_json(), indent=2) + "\n")
-    save_file(tensors, weights)
-    config.replace(folder / "config.json")
-    weights.replace(folder / "model.safetensors")
+    write_whole(folder / "config.json", f"{json.dumps(drafter.config.as_json(), indent=2)}\n".encode())
+    write_whole(folder / "model.safetensors", save(tensors))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -39,24 +38,37 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_checkpoint(drafter: BlockDrafter | Eagle3Drafter, folder: Path) -> None:
+def check_same_drafter(
+    found: Mapping[str, Any], drafter: Drafter, told: str, advice: str = "", free: Collection[str] = ()
+) -> None:
+    """Refuses a configuration that differs from a drafter's where it matters.
+
+    Args:
+        found: The configuration.
+        drafter: The drafter.
+        told: How the message begins; the setting's name follows.
+        advice: How it ends.
+        free: Settings that may differ.
+
+    Raises:
+        ValueError: They differ; names the first setting and both values.
+    """
+    wanted = drafter.config.as_json()
+    for name in DECISIVE:
+        if name not in free and found.get(name) != wanted.get(name):
+            raise ValueError(f"{told} {name} is {found.get(name)}, not {wanted.get(name)}{advice}")
+
+
+def load_checkpoint(drafter: Drafter, folder: Path) -> None:
     """Takes the weights of a checkpoint; it may draft a block of another length.
 
     Raises:
         ValueError: It is a checkpoint of another drafter.
     """
-    odd = [name for name in unlike(read_config(folder), drafter.config.as_json()) if name != "block_size"]
-    if odd:
-        found, wanted = read_config(folder).get(odd[0]), drafter.config.as_json().get(odd[0])
-        raise ValueError(f"{folder} is another drafter: its {odd[0]} is {found}, not {wanted}")
+    check_same_drafter(read_config(folder), drafter, f"{folder} is another drafter: its", free=("block_size",))
     tensors = load_file(folder / "model.safetensors")
-    expected = {name: value.shape for name, value in drafter.state_dict().items()}
-    wrong = sorted(set(expected.items()) ^ {(name, value.shape) for name, value in tensors.items()})
+    expected = {(name, value.shape) for name, value in drafter.state_dict().items()}
+    wrong = sorted(expected ^ {(name, value.shape) for name, value in tensors.items()})
     if wrong:
         raise ValueError(f"{folder}: {wrong[0][0]} {list(wrong[0][1])} is not in both the file and the drafter")
-    drafter.load_state_dict({name: value.to(torch.float32) for name, value in tensors.items()})
-
-
-def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Names of the decisive settings in which two configurations differ."""
-    return [name for name in DECISIVE if one.get(name) != other.get(name)]
+    drafter.load_state_dict(tensors)

@@ -1,5 +1,6 @@
 """Puts evaluations of several drafters side by side, as Markdown: ``dspark-run evaluate --report`` wrote them."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +13,27 @@ def main(reports: Annotated[list[Path], typer.Argument(help="Folders that evalua
     """Prints a table of acceptance lengths by dataset, and one of conditional acceptance by position."""
     found = {path.name: Evaluation.model_validate_json((path / "evaluation.json").read_bytes()) for path in reports}
     datasets = list(dict.fromkeys(name for evaluation in found.values() for name in evaluation.datasets))
-    print("| acceptance length |", " | ".join([*datasets, "mean"]), "|")
-    print("|---|" + "---|" * (len(datasets) + 1))
-    for name, evaluation in found.items():
-        lengths = [evaluation.datasets[dataset].figures.acceptance.length for dataset in datasets]
-        lengths.append(evaluation.macro_average.acceptance.length)
-        print(f"| {name} |", " | ".join("–" if length is None else f"{length:.2f}" for length in lengths), "|")
-    longest = max(evaluation.drafter.draft_length for evaluation in found.values())
-    print("\n| conditional acceptance |", " | ".join(str(position) for position in range(1, longest + 1)), "|")
-    print("|---|" + "---|" * longest)
-    for name, evaluation in found.items():
-        rates = evaluation.pooled.figures.acceptance.conditional
-        rates = [*rates, *[None] * (longest - len(rates))]
-        print(f"| {name} |", " | ".join("–" if rate is None else f"{rate:.2f}" for rate in rates), "|")
+    lengths = {
+        name: [
+            *(evaluation.datasets[dataset].figures.acceptance.length for dataset in datasets),
+            evaluation.macro_average.acceptance.length,
+        ]
+        for name, evaluation in found.items()
+    }
+    show("acceptance length", [*datasets, "mean"], lengths)
+    rates = {name: evaluation.pooled.figures.acceptance.conditional for name, evaluation in found.items()}
+    longest = max(map(len, rates.values()))
+    print()
+    show("conditional acceptance", [str(position) for position in range(1, longest + 1)], rates)
+
+
+def show(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> None:
+    """Prints a Markdown table; what a row lacks is a dash."""
+    print(f"| {title} |", " | ".join(columns), "|")
+    print("|---|" + "---|" * len(columns))
+    for name, values in rows.items():
+        cells = ["–" if value is None else f"{value:.2f}" for value in values]
+        print(f"| {name} |", " | ".join([*cells, *["–"] * (len(columns) - len(cells))]), "|")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["DraftConfig", "HeadKind", "Kind", "spread_taps"]
+from dspark.exporter.checkpoints.description import DrafterKind
 
-
-class Kind(StrEnum):
-    """The drafters that this trains."""
-
-    DSPARK = "dspark"
-    DFLASH = "dflash"
-    EAGLE3 = "eagle3"
+__all__ = ["DraftConfig", "HeadKind", "spread_taps"]
 
 
 class HeadKind(StrEnum):
@@ -54,7 +48,7 @@ class DraftConfig:
         markov_rank: Its rank.
     """
 
-    kind: Kind
+    kind: DrafterKind
     target_layers: int
     hidden_size: int
     intermediate_size: int
@@ -76,11 +70,11 @@ class DraftConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= 32:
             raise ValueError(f"block_size is {self.block_size}; it must be from 1 to 32")
-        if self.kind is Kind.EAGLE3 and self.layers != 1:
+        if self.kind is DrafterKind.EAGLE3 and self.layers != 1:
             raise ValueError(f"an EAGLE-3 drafter has 1 layer, not {self.layers}")
         if not 1 <= self.layers <= self.target_layers:
             raise ValueError(f"a drafter has from 1 to {self.target_layers} layers, not {self.layers}")
-        if self.kind is Kind.DSPARK and self.markov_rank < 1:
+        if self.kind is DrafterKind.DSPARK and self.markov_rank < 1:
             raise ValueError(f"a DSpark drafter has a Markov rank of at least 1, not {self.markov_rank}")
         if not 0 <= self.mask_token_id < self.vocabulary_size:
             raise ValueError(f"mask_token_id is {self.mask_token_id}; the vocabulary has {self.vocabulary_size} tokens")
@@ -92,7 +86,7 @@ class DraftConfig:
     def as_json(self) -> dict[str, Any]:
         """The content of ``config.json``."""
         common = {
-            "architectures": ["Qwen3Eagle3Model" if self.kind is Kind.EAGLE3 else "Qwen3DSparkModel"],
+            "architectures": ["Qwen3Eagle3Model" if self.kind is DrafterKind.EAGLE3 else "Qwen3DSparkModel"],
             "model_type": "qwen3",
             "dtype": "bfloat16",
             "attention_bias": False,
@@ -115,11 +109,11 @@ class DraftConfig:
             "vocab_size": self.vocabulary_size,
         }
         match self.kind:
-            case Kind.EAGLE3:
+            case DrafterKind.EAGLE3:
                 return common | {"draft_num_hidden_layers": self.layers, "ttt_length": self.block_size}
-            case Kind.DFLASH:
+            case DrafterKind.DFLASH:
                 head: dict[str, Any] = {"markov_rank": 0, "enable_confidence_head": False}
-            case Kind.DSPARK:
+            case DrafterKind.DSPARK:
                 head = {
                     "markov_rank": self.markov_rank,
                     "markov_head_type": self.head.value,

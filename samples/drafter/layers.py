@@ -1,13 +1,17 @@
 """Decoder layers that draft, in PyTorch. Names of parameters are those of DeepSpec's checkpoints."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from config import DraftConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Attention", "FeedForward", "RMSNorm", "turns"]
+__all__ = ["Attention", "FeedForward", "RMSNorm", "Turns", "turns"]
+
+Turns: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines ``[…, n, 1, D / 2]`` of RoPE's angles."""
 
 
 HIDDEN = -3e4
@@ -22,14 +26,14 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-def turns(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[…, n, 1, D / 2]`` of RoPE's angles at positions ``[…, n]``, for heads of size D."""
-    frequencies = theta ** -(torch.arange(0, size, 2, device=positions.device) / size)
-    angles = positions[..., None, None] * frequencies
+def turns(positions: Tensor, config: DraftConfig, dtype: torch.dtype) -> Turns:
+    """RoPE at positions ``[…, n]``."""
+    exponents = torch.arange(0, config.head_dim, 2, device=positions.device) / config.head_dim
+    angles = positions[..., None, None] * config.rope_theta**-exponents
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(heads: Tensor, turns: Turns) -> Tensor:
     """Rotates ``[…, n, heads, D]`` in half-split pairs."""
     (first, second), (cosine, sine) = heads.chunk(2, dim=-1), turns
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
@@ -39,7 +43,7 @@ class Attention(nn.Module):
     """Grouped-query attention over context rows and, beside them, rows of the draft itself.
 
     Args:
-        config: Sizes and RoPE.
+        config: Sizes.
         inputs: Width of what queries, keys and values are made from.
     """
 
@@ -47,7 +51,6 @@ class Attention(nn.Module):
         super().__init__()
         heads, kv_heads, size = config.attention_heads, config.kv_heads, config.head_dim
         self._shape = (kv_heads, heads // kv_heads, size)
-        self._theta = config.rope_theta
         self.q_proj = nn.Linear(inputs, heads * size, bias=False)
         self.k_proj = nn.Linear(inputs, kv_heads * size, bias=False)
         self.v_proj = nn.Linear(inputs, kv_heads * size, bias=False)
@@ -55,15 +58,11 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(size, eps=config.norm_epsilon)
         self.k_norm = RMSNorm(size, eps=config.norm_epsilon)
 
-    def turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """RoPE at positions ``[…, n]``."""
-        return turns(positions, self._shape[2], self._theta, dtype)
-
-    def queries(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def queries(self, x: Tensor, turns: Turns) -> Tensor:
         """``[…, n, heads, D]`` of ``x [..., n, inputs]``."""
         return rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self._shape[2]))), turns)
 
-    def keys(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def keys(self, x: Tensor, turns: Turns) -> Tensor:
         """``[…, n, kv heads, D]``."""
         return rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self._shape[2]))), turns)
 

@@ -95,10 +95,10 @@ class LossVocabulary:
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses and figures of a step, means over valid slots.
+    """The loss of a step and figures of every slot, valid or not.
 
     Attributes:
-        total: What is minimised.
+        total: What is minimised: the weighted mean over valid slots.
         acceptance: float32 ``[B, A, γ]``, the probability Σ min(p, q) that a slot's token is accepted.
         agreement: float32 ``[B, A, γ]``, 1 where the likeliest tokens are the same; None on a part of the vocabulary.
         confidence_bias: float32 ``[B, A, γ]``, what the confidence is above the acceptance.
@@ -144,8 +144,8 @@ def compute_losses(
     slots = torch.arange(valid.shape[-1], device=anchors.device)
     places = (anchors[..., None] + slots).clamp(max=rows.ids.shape[1] - 1)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None]
-    target = F.linear(rows.final[row, places], vocabulary.rows(lm_head))
-    draft = F.linear(drafted.hidden, vocabulary.rows(lm_head))
+    table = vocabulary.rows(lm_head)
+    target, draft = F.linear(rows.final[row, places], table), F.linear(drafted.hidden, table)
     if drafted.factors is not None and bias is not None:
         draft = draft + F.linear(drafted.factors, vocabulary.rows(bias.weight))
     cross_entropy, distance = comparison(draft, target, vocabulary.log_weights)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from config import DraftConfig, Kind
-from drafters import BlockDrafter, Eagle3Drafter
+from drafters import Drafter
 from torch import nn
+
+from dspark.exporter.checkpoints.description import DrafterKind
 
 __all__ = ["start_from_target"]
 
@@ -25,7 +26,7 @@ COPIED = (
 
 
 @torch.no_grad()
-def start_from_target(drafter: BlockDrafter | Eagle3Drafter, target: nn.Module, layers: Sequence[int]) -> None:
+def start_from_target(drafter: Drafter, target: nn.Module, layers: Sequence[int]) -> None:
     """Copies layers and the final norm of the target, and lets the context be the last tap to begin with.
 
     Args:
@@ -33,7 +34,7 @@ def start_from_target(drafter: BlockDrafter | Eagle3Drafter, target: nn.Module, 
         target: A transformers model.
         layers: Which layers, one for each of the drafter's.
     """
-    config: DraftConfig = drafter.config
+    config = drafter.config
     parameters = dict(target.named_parameters())
     own = dict(drafter.named_parameters())
     for index, layer in enumerate(layers):
@@ -48,6 +49,6 @@ def start_from_target(drafter: BlockDrafter | Eagle3Drafter, target: nn.Module, 
             mine.copy_(value)
     own["norm.weight"].copy_(parameters["model.norm.weight"].float())
     first = parameters[f"model.layers.{layers[0]}.input_layernorm.weight"].float()
-    own["layers.0.hidden_norm.weight" if config.kind is Kind.EAGLE3 else "hidden_norm.weight"].copy_(first)
+    own["layers.0.hidden_norm.weight" if config.kind is DrafterKind.EAGLE3 else "hidden_norm.weight"].copy_(first)
     drafter.fc.weight.normal_(std=0.1 / drafter.fc.in_features**0.5)
     drafter.fc.weight[:, -config.hidden_size :] += torch.eye(config.hidden_size)

@@ -8,7 +8,6 @@ command goes on from its last checkpoint.
 The output is a checkpoint in DeepSpec's layout, without embedding and LM head: ``dspark-export --drafter`` reads it.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,9 +18,9 @@ from typing import Annotated
 import torch
 import typer
 from checkpoint import load_checkpoint, read_config
-from config import DraftConfig, HeadKind, Kind, spread_taps
+from config import DraftConfig, HeadKind, spread_taps
 from conversations import Conversations
-from drafters import BlockDrafter, make_drafter
+from drafters import make_drafter
 from features import FeatureStore
 from losses import LossVocabulary
 from rich.console import Console
@@ -29,8 +28,10 @@ from start import start_from_target
 from trainer import Settings, Trainer
 
 from dspark.exporter.checkpoints import read_target
+from dspark.exporter.checkpoints.description import DrafterKind
 from dspark.exporter.torch_reference import load_target_model
 from dspark.runtime import DSparkError
+from dspark.runtime.bundle import hash_file
 
 BIGRAM_TOKENS = 8192
 """Tokens of which bigrams are counted for the Markov head's start."""
@@ -49,7 +50,7 @@ def main(
     target: Annotated[Path, typer.Option(help="The target: a Hugging Face folder or a .gguf file.")],
     data: Annotated[list[Path], typer.Option(help="Conversations; may be given several times.")],
     output: Annotated[Path, typer.Option(help="Folder for the drafter, its log and what a resumed run needs.")],
-    kind: Annotated[Kind, typer.Option(help="What to train.")] = Kind.DSPARK,
+    kind: Annotated[DrafterKind, typer.Option(help="What to train.")] = DrafterKind.DSPARK,
     minutes: Annotated[float, typer.Option(help="Time of training.")] = 60.0,
     layers: Annotated[int | None, typer.Option(help="Draft layers.", show_default="2, EAGLE-3: 1")] = None,
     block_size: Annotated[int, typer.Option(help="Draft tokens.")] = 7,
@@ -108,21 +109,21 @@ def main(
         context_length=description.context_length,
         vocabulary_size=vocabulary_size,
         stop_token_id=next(iter(description.stop_token_ids), None),
-        layers=layers or (1 if kind is Kind.EAGLE3 else 2),
+        layers=layers or (1 if kind is DrafterKind.EAGLE3 else 2),
         block_size=block_size,
         taps=spread_taps(len(backbone.layers)) if taps is None else parse_taps(taps),
         mask_token_id=choose_mask_token(conversations, vocabulary_size, [output, start_from])
         if mask_token is None
         else mask_token,
         head=head,
-        markov_rank=markov_rank if kind is Kind.DSPARK else 0,
+        markov_rank=markov_rank if kind is DrafterKind.DSPARK else 0,
     )
     drafter = make_drafter(config, model.get_input_embeddings().weight)
     if start_from is not None:
         load_checkpoint(drafter, start_from)
     else:
         start_from_target(drafter, model, range(config.target_layers - config.layers, config.target_layers))
-        if isinstance(drafter, BlockDrafter) and drafter.markov_head is not None:
+        if drafter.markov_head is not None:
             drafter.markov_head.start_from_bigrams(training.ids, training.responses, BIGRAM_TOKENS)
     if compiled:
         for layer in [*model.model.layers, *drafter.layers]:
@@ -168,12 +169,6 @@ def choose_mask_token(conversations: Conversations, vocabulary_size: int, folder
     if not len(unused):
         raise ValueError("every token occurs in the data; give --mask-token")
     return int(unused[0])
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

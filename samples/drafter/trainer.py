@@ -8,9 +8,9 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from checkpoint import save_checkpoint, unlike
+from checkpoint import check_same_drafter, save_checkpoint
 from conversations import sample_anchors
-from drafters import BlockDrafter, Eagle3Drafter
+from drafters import Drafter
 from features import FeatureStore
 from losses import WHOLE_VOCABULARY, Losses, LossVocabulary, LossWeights, Vocabulary, compare, compute_losses
 from rich.console import Console
@@ -76,7 +76,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: BlockDrafter | Eagle3Drafter,
+        drafter: Drafter,
         lm_head: Tensor,
         store: FeatureStore,
         held_out: int,
@@ -172,8 +172,7 @@ class Trainer:
         rows = self._store.rows(indices)
         places, valid = sample_anchors(rows.responses, anchors, drafter.config.block_size, generator)
         rows, places, valid = rows.to(device, self._lm_head.dtype), places.to(device), valid.to(device)
-        head = drafter.markov_head if isinstance(drafter, BlockDrafter) else None
-        bias = None if head is None else head.markov_w2
+        bias = None if drafter.markov_head is None else drafter.markov_head.markov_w2
         with torch.autocast(device.type, torch.bfloat16, enabled=self._settings.bf16):
             drafted = drafter(rows, places)
             losses = compute_losses(
@@ -239,10 +238,7 @@ class Trainer:
         if not path.exists():
             return False
         state = torch.load(path, weights_only=True, map_location=self._lm_head.device)
-        config = self._drafter.config.as_json()
-        for name in unlike(state["config"], config):
-            found, wanted = state["config"].get(name), config.get(name)
-            raise ValueError(f"{path} is of a run whose {name} is {found}, not {wanted}; choose another --output")
+        check_same_drafter(state["config"], self._drafter, f"{path} is of a run whose", "; choose another --output")
         self._drafter.load_state_dict(state["drafter"])
         for optimizer, values in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(values)

@@ -107,11 +107,13 @@ def test_a_vocabulary_that_is_all_of_it() -> None:
 
 def test_the_markov_head_starts_as_the_datas_bigrams() -> None:
     """With full rank its bias is the smoothed log ratio itself."""
-    from config import DraftConfig, HeadKind, Kind
+    from config import DraftConfig, HeadKind
     from heads import SMOOTHING, MarkovHead
 
+    from dspark.exporter.checkpoints.description import DrafterKind
+
     config = DraftConfig(
-        kind=Kind.DSPARK,
+        kind=DrafterKind.DSPARK,
         target_layers=4,
         hidden_size=8,
         intermediate_size=8,

@@ -41,7 +41,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
     if not target.exists():
         write_target(target)
     options: dict[str, Any] = {
-        "kind": trainer.Kind(kind),
+        "kind": trainer.DrafterKind(kind),
         "head": trainer.HeadKind(head),
         "minutes": 0.03,
         "block_size": BLOCK,
@@ -75,6 +75,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
 def test_the_exported_drafter_is_the_trained_one(kind: str, tmp_path: Path) -> None:
     from drafters import BlockDrafter, make_drafter
     from features import Rows
+    from layers import turns
     from safetensors.torch import load_file
 
     from dspark.exporter.checkpoints import read_drafter, read_target
@@ -116,7 +117,7 @@ def test_the_exported_drafter_is_the_trained_one(kind: str, tmp_path: Path) -> N
             positions = torch.arange(len(text) - 1)
             for index, layer in enumerate(drafter.layers):
                 attention = layer.self_attn
-                keys = attention.keys(feature, attention.turns(positions, feature.dtype)).transpose(1, 2)
+                keys = attention.keys(feature, turns(positions, drafter.config, feature.dtype)).transpose(1, 2)
                 values = attention.values(feature).transpose(1, 2)
                 for part, expected in zip(context_names(index), (keys, values), strict=True):
                     assert_close(context[part], expected.numpy(), 2e-5)
@@ -211,13 +212,15 @@ def test_bad_options(changes: dict[str, Any], message: str, tmp_path: Path) -> N
 
 def _config(folder: Path) -> Any:
     """The configuration that a checkpoint was made from."""
-    from config import DraftConfig, HeadKind, Kind
+    from config import DraftConfig, HeadKind
+
+    from dspark.exporter.checkpoints.description import DrafterKind
 
     values = json.loads((folder / "config.json").read_text())
     eagle3 = values["architectures"] == ["Qwen3Eagle3Model"]
     rank = values.get("markov_rank", 0)
     return DraftConfig(
-        kind=Kind.EAGLE3 if eagle3 else Kind.DSPARK if rank else Kind.DFLASH,
+        kind=DrafterKind.EAGLE3 if eagle3 else DrafterKind.DSPARK if rank else DrafterKind.DFLASH,
         target_layers=values["num_target_layers"],
         hidden_size=values["hidden_size"],
         intermediate_size=values["intermediate_size"],
