@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from drafters import Drafter
 from safetensors.torch import load_file, save
 
@@ -17,6 +18,8 @@ DECISIVE = (
     *("ttt_length", "mask_token_id", "markov_rank", "markov_head_type", "vocab_size"),
 )
 """Settings that must agree for weights to mean the same."""
+ADDING = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+"""Weights through which a layer adds to the hidden state."""
 
 
 def save_checkpoint(drafter: Drafter, folder: Path) -> None:
@@ -60,15 +63,25 @@ def check_same_drafter(
 
 
 def load_checkpoint(drafter: Drafter, folder: Path) -> None:
-    """Takes the weights of a checkpoint; it may draft a block of another length.
+    """Takes the weights of a checkpoint; it may draft a block of another length, and have fewer layers.
+
+    Layers that it lacks come last and keep their weights, but for those that add to the hidden state: these become
+    zero, so that the drafter begins as the checkpoint's equal.
 
     Raises:
         ValueError: It is a checkpoint of another drafter.
     """
-    check_same_drafter(read_config(folder), drafter, f"{folder} is another drafter: its", free=("block_size",))
+    config = read_config(folder)
+    check_same_drafter(config, drafter, f"{folder} is another drafter: its", free=("block_size", "num_hidden_layers"))
     tensors = load_file(folder / "model.safetensors")
+    layers = config.get("num_hidden_layers")
+    added = {
+        name: torch.zeros_like(value) if name.endswith(ADDING) else value
+        for name, value in drafter.state_dict().items()
+        if isinstance(layers, int) and name.startswith("layers.") and int(name.split(".")[1]) >= layers
+    }
     expected = {(name, value.shape) for name, value in drafter.state_dict().items()}
-    wrong = sorted(expected ^ {(name, value.shape) for name, value in tensors.items()})
+    wrong = sorted(expected ^ {(name, value.shape) for name, value in (added | tensors).items()})
     if wrong:
         raise ValueError(f"{folder}: {wrong[0][0]} {list(wrong[0][1])} is not in both the file and the drafter")
-    drafter.load_state_dict(tensors)
+    drafter.load_state_dict(added | tensors)

@@ -67,7 +67,7 @@ def main(
     anchors: Annotated[int, typer.Option(help="Drafts a conversation and pass.")] = 48,
     held_out: Annotated[int, typer.Option(help="Conversations for evaluation: the first ones.")] = 128,
     evaluate_every: Annotated[float, typer.Option(help="Minutes between evaluations.")] = 3.0,
-    start_from: Annotated[Path | None, typer.Option(help="A drafter of this shape to train on.")] = None,
+    start_from: Annotated[Path | None, typer.Option(help="A drafter of this shape to train on; it may have fewer layers.")] = None,
     features: Annotated[Path | None, typer.Option(help="Keeps the target's.", show_default="in the output")] = None,
     precision: Annotated[Precision | None, typer.Option(help="Of products.", show_default="bf16 if fast here")] = None,
     threads: Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")] = None,
@@ -119,12 +119,11 @@ def main(
         markov_rank=markov_rank if kind is DrafterKind.DSPARK else 0,
     )
     drafter = make_drafter(config, model.get_input_embeddings().weight)
+    start_from_target(drafter, model, range(config.target_layers - config.layers, config.target_layers))
     if start_from is not None:
         load_checkpoint(drafter, start_from)
-    else:
-        start_from_target(drafter, model, range(config.target_layers - config.layers, config.target_layers))
-        if drafter.markov_head is not None:
-            drafter.markov_head.start_from_bigrams(training.ids, training.responses, BIGRAM_TOKENS)
+    elif drafter.markov_head is not None:
+        drafter.markov_head.start_from_bigrams(training.ids, training.responses, BIGRAM_TOKENS)
     if compiled:
         for layer in [*model.model.layers, *drafter.layers]:
             layer.compile()

@@ -192,6 +192,21 @@ def test_training_on_from_a_checkpoint(tmp_path: Path) -> None:
         train(again, "dspark", "gated", start_from=first)
 
 
+def test_added_layers_change_nothing_before_they_learn(tmp_path: Path) -> None:
+    _, first = train(tmp_path, "dspark", "vanilla", minutes=0.1)
+    (first / "log.jsonl").rename(first / "log_before.jsonl")
+    deeper = tmp_path / "deeper"
+    deeper.mkdir()
+    (tmp_path / "target").rename(deeper / "target")
+    _, second = train(deeper, "dspark", "vanilla", start_from=first, layers=3)
+    before = json.loads((first / "log_before.jsonl").read_text().splitlines()[-1])
+    start, *_, end = map(json.loads, (second / "log.jsonl").read_text().splitlines())
+    assert start["acceptance"] == pytest.approx(before["acceptance"], abs=0.01)  # checkpoints are in bfloat16
+    assert end["acceptance"] != start["acceptance"]
+    with pytest.raises(ValueError, match=r"layers\.2\..* is not in both the file and the drafter"):
+        train(deeper, "dspark", "vanilla", start_from=second, layers=2, minutes=0.01)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
