@@ -1,4 +1,4 @@
-"""``dspark-run``: generate, chat, inspect, bench, evaluate, calibrate."""
+"""``dspark-run``: generate, chat, inspect, bench, evaluate, calibrate, compare."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ from dspark.runtime.cli_options import (
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.display import show_bundle
 from dspark.runtime.errors import DSparkError, RequestError
-from dspark.runtime.evaluation.cli import calibrate, evaluate
+from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
 from dspark.runtime.inference import DSparkInference
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Completion, Request
@@ -210,6 +210,7 @@ def bench(
 
 app.command()(evaluate)
 app.command()(calibrate)
+app.command()(compare)
 
 
 def main() -> None:

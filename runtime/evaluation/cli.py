@@ -1,4 +1,4 @@
-"""The commands ``evaluate`` and ``calibrate``."""
+"""The commands ``evaluate``, ``calibrate`` and ``compare``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,17 +21,19 @@ from dspark.runtime.cli_options import (
 from dspark.runtime.evaluation.calibrator import run_calibration
 from dspark.runtime.evaluation.datasets import read_datasets
 from dspark.runtime.evaluation.evaluator import EvaluationSettings, run_evaluation
+from dspark.runtime.evaluation.quality import ComparisonSettings, run_comparison
 from dspark.runtime.evaluation.report import check_report, write_report
-from dspark.runtime.evaluation.tables import show_evaluation
+from dspark.runtime.evaluation.tables import comparison_tables, evaluation_tables, show_tables
 from dspark.runtime.options import SpeculationOptions
 
-__all__ = ["calibrate", "evaluate"]
+__all__ = ["calibrate", "compare", "evaluate"]
 
 Input = Annotated[list[Path], typer.Option("--input", help="A JSONL file of prompts; may be given several times.")]
 More = Annotated[
     list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files: --input may be followed by several.")
 ]
 Samples = Annotated[int | None, typer.Option(help="Rows taken of each file, the first ones.", show_default="all")]
+Temperature = Annotated[float, typer.Option(help="Below 1e-5 the likeliest token is taken.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
 Seed = Annotated[int, typer.Option(help="Seed of the first prompt; each further one has the next.")]
 
@@ -40,7 +42,7 @@ def evaluate(
     bundle: BundleArgument,
     input: Input,  # noqa: A002 - the option's name
     more: More = None,
-    temperature: Annotated[float, typer.Option(help="Below 1e-5 the likeliest token is taken.")] = 0.0,
+    temperature: Temperature = 0.0,
     report: Annotated[
         Path | None, typer.Option(help="A folder for evaluation.json, pictures and a page that shows all.")
     ] = None,
@@ -80,7 +82,7 @@ def evaluate(
     if as_json:
         print(evaluation.model_dump_json(indent=2))
     else:
-        show_evaluation(evaluation, Console())
+        show_tables(evaluation_tables(evaluation), Console())
 
 
 def calibrate(
@@ -110,6 +112,34 @@ def calibrate(
         print(calibration.model_dump_json(indent=2))
     else:
         _show(calibration, Console())
+
+
+def compare(
+    bundle: BundleArgument,
+    reference: Annotated[Path, typer.Option(help="The bundle that it is judged by, such as the one in fp32.")],
+    input: Input,  # noqa: A002 - the option's name
+    more: More = None,
+    temperature: Temperature = 0.0,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = 128,
+    seed: Seed = 0,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measures how far a bundle is from another of the same model: perplexity, agreement, KL and acceptance length.
+
+    The text is every prompt and what the reference makes of it; both bundles predict each of its tokens. Each file is
+    a dataset, with rows as generate takes them.
+    """
+    datasets = read_datasets([*input, *(more or [])], samples)
+    settings = ComparisonSettings(
+        temperature=temperature, max_new_tokens=max_new_tokens, samples=samples, seed=seed, threads=threads
+    )
+    comparison = run_comparison(bundle, reference, datasets, settings, messages)
+    if as_json:
+        print(comparison.model_dump_json(indent=2))
+    else:
+        show_tables(comparison_tables(comparison), Console())
 
 
 def _show(calibration: Calibration, console: Console) -> None:

@@ -108,7 +108,7 @@ class Evaluation(_Model):
         target: Name of the target.
         drafter: Description of the drafter.
         head: Description of its heads.
-        precision: Element type of each graph's weights.
+        precision: Precisions of each graph.
         settings: How it was run.
         calibration: The bundle's calibration.
         thresholds: Confidence thresholds of the sweeps.
@@ -236,7 +236,7 @@ def run_evaluation(
         target=manifest.target.name,
         drafter=manifest.drafter,
         head=manifest.head,
-        precision=dict(manifest.precision),
+        precision={name: str(info) for name, info in manifest.precision.items()},
         settings=settings,
         calibration=calibration,
         datasets=results,

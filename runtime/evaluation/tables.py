@@ -1,4 +1,4 @@
-"""An evaluation as tables of text, for the terminal and for the report."""
+"""Evaluations and comparisons as tables of text, for the terminal and for the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from rich.table import Table
 
 from dspark.runtime.evaluation.evaluator import Counts, Evaluation
 from dspark.runtime.evaluation.figures import Figures
+from dspark.runtime.evaluation.quality import Comparison, ComparisonResult
 
-__all__ = ["TextTable", "evaluation_tables", "show_evaluation"]
+__all__ = ["TextTable", "comparison_tables", "evaluation_tables", "show_tables"]
 
 ABSENT = "–"
 
@@ -36,9 +37,9 @@ class TextTable:
     summary: bool = False
 
 
-def show_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Prints an evaluation as tables."""
-    for text in evaluation_tables(evaluation):
+def show_tables(tables: Sequence[TextTable], console: Console) -> None:
+    """Prints tables."""
+    for text in tables:
         table = Table(title=text.title, title_justify="left")
         for index, column in enumerate(text.columns):
             table.add_column(column, justify="right" if index else "left")
@@ -57,6 +58,17 @@ def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:
         tables.append(_confidence(evaluation))
     if evaluation.pooled.figures.sweep:
         tables.append(_sweep(evaluation))
+    return tables
+
+
+def comparison_tables(comparison: Comparison) -> list[TextTable]:
+    """The tables: quality, and acceptance length if there is a drafter."""
+    lines = list(comparison.datasets.items())
+    if len(lines) > 1:
+        lines.append(("all", comparison.pooled))
+    tables = [_quality(f"{comparison.candidate.bundle} against {comparison.reference.bundle}", lines)]
+    if comparison.pooled.acceptance:
+        tables.append(_acceptance_lengths(lines))
     return tables
 
 
@@ -115,6 +127,25 @@ def _sweep(evaluation: Evaluation) -> TextTable:
     ]
     title = f"Drafts cut at a confidence threshold ({evaluation.scaling}), all datasets together"
     return TextTable(title, ["threshold", "verified a round", "acceptance rate", "acceptance length"], rows)
+
+
+def _quality(title: str, lines: Sequence[tuple[str, ComparisonResult]]) -> TextTable:
+    rows = []
+    for name, result in lines:
+        quality = result.quality
+        row = [name, f"{quality.positions:,}", f"{quality.perplexity['candidate']:.3f}"]
+        row += [f"{quality.perplexity['reference']:.3f}", f"{quality.perplexity_change:+.2%}"]
+        rows.append([*row, f"{quality.top1_agreement:.2%}", f"{quality.mean_kl:.3g}", f"{quality.worst_kl:.3g}"])
+    columns = ["dataset", "positions", "perplexity", "reference", "change", "top-1", "mean KL", "worst KL"]
+    return TextTable(f"{title} (KL in nats)", columns, rows, summary=len(lines) > 1)
+
+
+def _acceptance_lengths(lines: Sequence[tuple[str, ComparisonResult]]) -> TextTable:
+    rows = []
+    for name, result in lines:
+        sides = (result.acceptance.get("candidate"), result.acceptance.get("reference"))
+        rows.append([name, *(_number(figures.length if figures else None) for figures in sides)])
+    return TextTable("Acceptance length", ["dataset", "candidate", "reference"], rows, summary=len(lines) > 1)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
