@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dspark.exporter.errors import DSparkError
 from dspark.exporter.export import Export, export_bundle, prepare
+from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
 from dspark.runtime.bundle import Manifest
 
@@ -29,7 +30,27 @@ def export(
     drafter: Annotated[
         Path | None, typer.Option(help="A DSpark, DFlash or EAGLE-3 drafter's folder; without one, decoding is plain.")
     ] = None,
-    precision: Annotated[Literal["fp32"], typer.Option(help="Element type of the weights.")] = "fp32",
+    precision: Annotated[Precision, typer.Option(help="Of the target's linear layers.")] = Precision.FP32,
+    draft_precision: Annotated[
+        Precision | None, typer.Option(help="Of the drafter's.", show_default="the target's")
+    ] = None,
+    table_precision: Annotated[
+        Precision | None,
+        typer.Option(help="Of embedding and LM head.", show_default="that of the linear layers; int8 with int4"),
+    ] = None,
+    int4_block_size: Annotated[int, typer.Option(help="Inputs that share a scale in int4.")] = 32,
+    int4_accuracy_level: Annotated[
+        int, typer.Option(help="Least precision of int4's activations: 1 fp32, 2 fp16, 3 bf16, 4 int8, 0 the device's.")
+    ] = 4,
+    draft_vocabulary: Annotated[
+        int | None, typer.Option(help="Tokens that the drafter may draft, the most frequent.", show_default="all")
+    ] = None,
+    draft_vocabulary_from: Annotated[
+        Path | None, typer.Option(help="Token ids to count (.npz).", show_default="the lowest ids")
+    ] = None,
+    draft_top_k: Annotated[
+        int | None, typer.Option(help="Likeliest tokens of a slot that the head chooses from.", show_default="all")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).")
     ] = False,
@@ -38,7 +59,18 @@ def export(
     """Turns a target model and a drafter into a bundle for dspark-run."""
     if verify:
         require_verify_dependencies(target)
-    planned = prepare(target, drafter, output, force=force)
+    int4 = {"block_size": int4_block_size, "accuracy_level": int4_accuracy_level}
+    planned = prepare(
+        target,
+        drafter,
+        output,
+        force=force,
+        precision=PrecisionProfile.of(precision, table_precision, **int4),
+        draft_precision=PrecisionProfile.of(draft_precision or precision, table_precision, **int4),
+        draft_vocabulary=draft_vocabulary,
+        draft_vocabulary_from=draft_vocabulary_from,
+        draft_top_k=draft_top_k,
+    )
     manifest = _export(planned)
     _show(manifest, output)
     if verify:

@@ -13,8 +13,10 @@ import onnx_ir as ir
 
 from dspark.exporter.checkpoints import read_drafter, read_target
 from dspark.exporter.checkpoints.description import Backbone, Drafter, DrafterKind, Target
+from dspark.exporter.draft_vocabulary import cut_vocabulary, frequent_tokens, limit_choices
 from dspark.exporter.errors import CheckpointError, ExportError
 from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, build_head, build_target
+from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle import (
     MANIFEST,
@@ -24,6 +26,7 @@ from dspark.runtime.bundle import (
     GraphFiles,
     HeadInfo,
     Manifest,
+    PrecisionInfo,
     SourceFile,
     TargetInfo,
     TextInfo,
@@ -39,6 +42,7 @@ WEIGHTS = "weights.bin"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 DRAFT_VOCABULARY = "draft_vocabulary.npy"
+FLOAT32_PROFILE = PrecisionProfile()
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,16 @@ class Export:
         drafter: The drafter, if the bundle gets one.
         output: The bundle's folder.
         force: Whether an existing bundle is replaced.
+        precision: Of the target's graph.
+        draft_precision: Of the drafter's and the head's.
     """
 
     target: Target
     drafter: Drafter | None
     output: Path
     force: bool
+    precision: PrecisionProfile = FLOAT32_PROFILE
+    draft_precision: PrecisionProfile = FLOAT32_PROFILE
 
     @property
     def weight_bytes(self) -> int:
@@ -66,7 +74,18 @@ class Export:
         return sum(4 * int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors)
 
 
-def prepare(target: Path, drafter: Path | None, output: Path, *, force: bool = False) -> Export:
+def prepare(
+    target: Path,
+    drafter: Path | None,
+    output: Path,
+    *,
+    force: bool = False,
+    precision: PrecisionProfile = FLOAT32_PROFILE,
+    draft_precision: PrecisionProfile | None = None,
+    draft_vocabulary: int | None = None,
+    draft_vocabulary_from: Path | None = None,
+    draft_top_k: int | None = None,
+) -> Export:
     """Reads both checkpoints' headers and refuses what cannot work, before anything is written.
 
     Args:
@@ -74,16 +93,31 @@ def prepare(target: Path, drafter: Path | None, output: Path, *, force: bool = F
         drafter: A drafter's folder; without one the bundle decodes plainly.
         output: The bundle's folder.
         force: Whether an existing bundle may be replaced.
+        precision: Of the target's graph.
+        draft_precision: Of the drafter's graphs; by default the target's.
+        draft_vocabulary: Tokens that the drafter may draft; by default all.
+        draft_vocabulary_from: Text to take the most frequent ones of, see ``frequent_tokens``.
+        draft_top_k: Tokens of each slot, the likeliest before its repair, that the head chooses from; by default all.
 
     Raises:
         CheckpointError: A checkpoint is unsupported, damaged, or does not fit its target.
-        ExportError: The output exists or cannot be written.
+        ExportError: The output exists or cannot be written, or there cannot be such a draft vocabulary.
     """
     output = output.resolve()
     _check_output(output, force=force)
+    if draft_vocabulary_from is not None and draft_vocabulary is None:
+        raise ExportError("--draft-vocabulary-from needs --draft-vocabulary, the number of tokens to keep")
+    if draft_vocabulary is not None and drafter is None:
+        raise ExportError("--draft-vocabulary needs a drafter; give --drafter")
     described = read_target(target)
     _check_text(described)
-    return Export(described, read_drafter(drafter, described) if drafter else None, output, force)
+    described_drafter = read_drafter(drafter, described) if drafter else None
+    if described_drafter is not None and draft_vocabulary is not None:
+        tokens = frequent_tokens(draft_vocabulary, described, draft_vocabulary_from)
+        described_drafter = cut_vocabulary(described_drafter, described, tokens)
+    if draft_top_k is not None:
+        described_drafter = limit_choices(described_drafter, draft_top_k)
+    return Export(described, described_drafter, output, force, precision, draft_precision or precision)
 
 
 def export_bundle(export: Export, on_bytes: Callable[[int], None] = lambda count: None) -> Manifest:
@@ -154,13 +188,15 @@ def _written_aside(export: Export) -> Iterator[Path]:
 
 def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Manifest:
     target, drafter = export.target, export.drafter
+    profiles = {"target": export.precision, "drafter": export.draft_precision, "head": export.draft_precision}
+    encodings = export.draft_precision.encodings()
     with WeightFile(folder / WEIGHTS, on_bytes) as weights:
-        graphs = {"target": build_target(target, drafter, weights)}
+        graphs = {"target": build_target(target, drafter, weights, export.precision.encodings())}
         if drafter is not None and drafter.kind is DrafterKind.EAGLE3:
-            graphs["drafter"] = build_eagle3_drafter(drafter, target, weights)
+            graphs["drafter"] = build_eagle3_drafter(drafter, target, weights, encodings)
         elif drafter is not None:
-            graphs["drafter"] = build_block_drafter(drafter, target, weights)
-            graphs["head"] = build_head(drafter, weights)
+            graphs["drafter"] = build_block_drafter(drafter, target, weights, encodings)
+            graphs["head"] = build_head(drafter, weights, encodings)
     for name, model in graphs.items():
         ir.save(model, folder / f"{name}.onnx")
     if drafter is not None and drafter.draft_vocabulary is not None:
@@ -172,7 +208,7 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         head=_head_info(drafter) if drafter and "head" in graphs else None,
         graphs=GraphFiles(**{name: f"{name}.onnx" for name in graphs}),
         text=text,
-        precision=dict.fromkeys(graphs, "fp32"),
+        precision={name: _precision_info(profiles[name]) for name in graphs},
         producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
         files={
             path.name: FileInfo(bytes=path.stat().st_size, sha256=hash_file(path)) for path in sorted(folder.iterdir())
@@ -180,6 +216,10 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def _precision_info(profile: PrecisionProfile) -> PrecisionInfo:
+    return PrecisionInfo(linear=profile.linear.value, tables=profile.tables.value, int4=profile.int4)
 
 
 def _target_info(target: Target) -> TargetInfo:
@@ -209,6 +249,7 @@ def _drafter_info(drafter: Drafter) -> DrafterInfo:
         mask_token_id=drafter.mask_token_id,
         vocabulary_size=drafter.vocabulary_size,
         draft_vocabulary=None if drafter.draft_vocabulary is None else DRAFT_VOCABULARY,
+        top_k=drafter.top_k,
         cache=_cache_info(drafter.backbone),
         source=_sources(drafter.files),
     )

@@ -21,7 +21,7 @@ from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, He
 from dspark.exporter.checkpoints.gguf_file import read_gguf_file
 from dspark.exporter.errors import ExportError
 from dspark.exporter.exported_graphs import Arrays
-from dspark.runtime.contract import FEATURE, context_names
+from dspark.runtime.contract import CANDIDATES, FEATURE, context_names
 
 __all__ = ["BlockReference", "Eagle3Reference", "TargetReference", "load_target_model"]
 
@@ -153,7 +153,10 @@ class BlockReference(_DrafterReference):
         }
 
     def block(self, context: Arrays, anchor: int) -> Arrays:
-        """The block after ``n`` tokens of context: ``hidden [1, γ, H]`` and ``base_logits [1, γ, V']``."""
+        """The block after ``n`` tokens of context: ``hidden [1, γ, H]`` and ``base_logits [1, γ, K]``.
+
+        With a top-k also ``candidates [1, γ, K]``, the draft ids of the base logits.
+        """
         drafter = self._drafter
         assert drafter.mask_token_id is not None
         x = self._embed([anchor] + [drafter.mask_token_id] * (drafter.block_size - 1))
@@ -168,16 +171,23 @@ class BlockReference(_DrafterReference):
             x = x + self._attend(index, query, key, value, _visible(layer, slots, positions))
             x = self._feed_forward(x, index)
         hidden = self._norm(x, "norm")[-drafter.draft_length :]
-        return {"hidden": hidden[None].numpy(), "base_logits": self._linear(hidden, "lm_head")[None].numpy()}
+        logits, candidates = self._linear(hidden, "lm_head"), {}
+        if drafter.top_k is not None:
+            logits, ids = logits.topk(drafter.top_k, dim=-1)
+            candidates[CANDIDATES] = ids[None].numpy()
+        return {"hidden": hidden[None].numpy(), "base_logits": logits[None].numpy(), **candidates}
 
     def heads(self, block: Arrays, anchor: int, tokens: Sequence[int]) -> Arrays:
-        """``draft_logits [1, γ, V']`` and, with such a head, ``confidence [1, γ]`` along given draft tokens."""
+        """``draft_logits [1, γ, K]`` and, with such a head, ``confidence [1, γ]`` along given draft tokens."""
         hidden, logits = (torch.from_numpy(block[name][0]) for name in ("hidden", "base_logits"))
         confidence_input = [hidden]
         if self._drafter.head is not HeadKind.NONE:
             previous = torch.tensor([anchor, *tokens[:-1]])
             embedded = F.embedding(previous, self._tensors["markov_head.markov_w1.weight"])
-            logits = logits + self._linear(self._markov_factors(hidden, embedded), "markov_head.markov_w2")
+            bias = self._linear(self._markov_factors(hidden, embedded), "markov_head.markov_w2")
+            logits = logits + (
+                bias if CANDIDATES not in block else bias.gather(1, torch.from_numpy(block[CANDIDATES][0]))
+            )
             if self._drafter.confidence is ConfidenceInput.HIDDEN_AND_MARKOV:
                 confidence_input.append(embedded)
         outputs = {"draft_logits": logits[None].numpy()}

@@ -20,6 +20,7 @@ from dspark.exporter.errors import ExportError, ParityError
 from dspark.exporter.export import Export
 from dspark.exporter.exported_graphs import Arrays, ExportedGraphs
 from dspark.runtime.bundle import Bundle
+from dspark.runtime.contract import CANDIDATES
 
 if TYPE_CHECKING:
     from dspark.exporter.torch_reference import BlockReference, Eagle3Reference
@@ -163,12 +164,14 @@ def _lengths(export: Export) -> list[int]:
 
 def _block(graphs: ExportedGraphs, drafter: "BlockReference", context: Arrays, anchor: int) -> Iterator[Pair]:
     block = drafter.block(context, anchor)
-    yield from _outputs("drafter", graphs.block(context, anchor), block)
+    proposed = {name: value for name, value in block.items() if name != CANDIDATES}  # ties may go either way
+    yield from _outputs("drafter", graphs.block(context, anchor), proposed)
     drafted = graphs.head(block, anchor)
     tokens = drafted.pop("tokens")[0]
     expected = drafter.heads(block, anchor, tokens.tolist())
     yield from _outputs("head", drafted, expected)
-    yield _choice("head", tokens, expected["draft_logits"][0], drafter.vocabulary)
+    ids = drafter.vocabulary[block[CANDIDATES][0]] if CANDIDATES in block else drafter.vocabulary
+    yield _choice("head", tokens, expected["draft_logits"][0], ids)
 
 
 def _steps(
@@ -186,9 +189,12 @@ def _outputs(graph: str, values: Arrays, expected: Arrays) -> Iterator[Pair]:
         yield f"{graph}: {name}", values[name], value
 
 
-def _choice(graph: str, tokens: NDArray[np.int64], logits: NDArray[np.float32], vocabulary: NDArray[np.int64]) -> Pair:
-    """The reference's logits ``[γ]`` of the tokens that a graph chose, and the best there were."""
-    same = vocabulary == tokens[:, None]
+def _choice(graph: str, tokens: NDArray[np.int64], logits: NDArray[np.float32], ids: NDArray[np.int64]) -> Pair:
+    """The reference's logits ``[γ]`` of the tokens that a graph chose, and the best there were.
+
+    ``ids`` are the tokens that the logits belong to, ``[K]`` or, where slots differ, ``[γ, K]``.
+    """
+    same = ids == tokens[:, None]
     chosen = np.take_along_axis(logits, same.argmax(axis=1)[:, None], axis=1)[:, 0]
     return f"{graph}: tokens", np.where(same.any(axis=1), chosen, -np.inf), logits.max(axis=1)
 

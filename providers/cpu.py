@@ -19,4 +19,8 @@ class CpuProvider(Provider):
         return OnnxRuntimeSession(model, "CPUExecutionProvider", threads)
 
 
-CPU = CpuProvider(name="cpu", aliases=("CPUExecutionProvider",), precisions=frozenset({"fp32"}))
+CPU = CpuProvider(
+    name="cpu",
+    aliases=("CPUExecutionProvider",),
+    precisions=frozenset({"fp32", "fp16", "int8", "int8-weights", "int4"}),
+)

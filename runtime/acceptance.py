@@ -79,16 +79,16 @@ class Sampler:
         logits: npt.NDArray[np.float32],
         draft_tokens: npt.NDArray[np.int64],
         draft_logits: npt.NDArray[np.float32] | None,
-        draft_vocabulary: npt.NDArray[np.int64] | None,
+        draft_ids: npt.NDArray[np.int64] | None,
     ) -> tuple[int, list[int]]:
         """Decides one round of ℓ ≥ 0 draft tokens.
 
         Args:
             logits: ``[ℓ + 1, V]`` the target's logits after the anchor and after each draft token.
             draft_tokens: ``[ℓ]`` target token ids.
-            draft_logits: ``[ℓ, V']`` what the tokens were drawn from at ``draft_temperature``; None when they were not
+            draft_logits: ``[ℓ, K]`` what the tokens were drawn from at ``draft_temperature``; None when they were not
                 drawn but chosen (each is certain to have been proposed).
-            draft_vocabulary: ``[V']`` the target id of every draft id; None when they are the same.
+            draft_ids: ``[ℓ, K]`` target ids of the draft logits; None when logit i is of token i.
 
         Returns:
             How many draft tokens were accepted, and the tokens emitted: these and one of the target's own. An accepted
@@ -106,7 +106,8 @@ class Sampler:
                 q = Distribution.point(token)
             else:
                 name = f"the drafter's logits of slot {slot}"
-                q = proposed(draft_logits[slot], self.draft_temperature, draft_vocabulary, name)
+                ids = None if draft_ids is None else draft_ids[slot]
+                q = proposed(draft_logits[slot], self.draft_temperature, ids, name)
             if uniforms[slot] * q.probability(token) >= p.probability(token):
                 return slot, [*emitted, self._emit(_residual(p, q, logits.shape[1]).draw(recovery))]
             emitted.append(self._emit(token))

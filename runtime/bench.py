@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dspark.providers import Session, find_provider
-from dspark.runtime.bundle import Bundle, CacheInfo, Manifest
+from dspark.runtime.bundle import Bundle, CacheInfo
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
@@ -230,7 +230,7 @@ def run_benchmark(
                 outputs.append(request.output_ids)
             identical += all(output == outputs[0] for output in outputs)
             context = len(request.prompt_ids) + max_new_tokens // 2
-            _measure_bare(manifest, sessions, context, measured.get("speculative"), bare)
+            _measure_bare(bundle, sessions, context, measured.get("speculative"), bare)
     return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
 
 
@@ -256,10 +256,10 @@ def _measure(inference: DSparkInference, request: Request, decoding: Decoding) -
 
 
 def _measure_bare(
-    manifest: Manifest, sessions: Mapping[str, Session], context: int, speculative: Decoding | None, bare: BareCalls
+    bundle: Bundle, sessions: Mapping[str, Session], context: int, speculative: Decoding | None, bare: BareCalls
 ) -> None:
     """Times graph calls back to back over a cache of ``context`` tokens."""
-    clock = PhaseClock()
+    manifest, clock = bundle.manifest, PhaseClock()
 
     def target(groups: list[CacheInfo], *, drafting: bool) -> tuple[Target, KeyValueCache]:
         cache = KeyValueCache(groups, 1)
@@ -277,7 +277,7 @@ def _measure_bare(
     if speculative is None or manifest.drafter is None:
         return
     verifier, cache = target([manifest.target.cache, manifest.drafter.cache], drafting=True)
-    drafter = make_drafter(manifest, sessions, cache, clock)
+    drafter = make_drafter(bundle, sessions, cache, clock)
     drafter.begin(0)
     block = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
     for _ in range(BARE_CALLS):

@@ -23,7 +23,9 @@ __all__ = [
     "FileInfo",
     "GraphFiles",
     "HeadInfo",
+    "Int4Info",
     "Manifest",
+    "PrecisionInfo",
     "SchemaVersion",
     "SourceFile",
     "TargetInfo",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LONGEST_NAME = 255
 HASHED_ALWAYS = 1 << 30
 """Bytes: smaller files are hashed at every load (well under a second), larger ones when asked."""
@@ -100,6 +102,7 @@ class DrafterInfo(_Model):
         draft_length: Tokens a draft proposes (γ).
         vocabulary_size: Width of the draft logits.
         draft_vocabulary: File with the target id of every draft id (``.npy``, int64); None when they are the same.
+        top_k: Draft ids of each slot that logits are of; None when they are of all.
     """
 
     kind: Literal["dspark", "dflash", "eagle3"]
@@ -113,8 +116,14 @@ class DrafterInfo(_Model):
     mask_token_id: int | None
     vocabulary_size: int = Field(ge=1)
     draft_vocabulary: FileName | None
+    top_k: int | None = Field(default=None, ge=1)
     cache: CacheInfo
     source: tuple[SourceFile, ...]
+
+    @property
+    def choices(self) -> int:
+        """Tokens that a draft token is drawn from (K)."""
+        return self.vocabulary_size if self.top_k is None else self.top_k
 
 
 class HeadInfo(_Model):
@@ -131,6 +140,33 @@ class GraphFiles(_Model):
     target: FileName
     drafter: FileName | None = None
     head: FileName | None = None
+
+
+PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int8-weights", "int4"]
+
+
+class Int4Info(_Model):
+    """How int4 weights are cut into blocks, and how precise their products are (ONNX Runtime's MatMulNBits)."""
+
+    block_size: int = Field(ge=16)
+    accuracy_level: int = Field(ge=0, le=4)
+
+
+class PrecisionInfo(_Model):
+    """Precisions of one graph.
+
+    Attributes:
+        linear: Of the linear layers.
+        tables: Of embedding and LM head.
+        int4: Set if the linear layers are int4.
+    """
+
+    linear: PrecisionName
+    tables: PrecisionName
+    int4: Int4Info | None = None
+
+    def __str__(self) -> str:
+        return self.linear if self.tables == self.linear else f"{self.linear} (embedding and LM head {self.tables})"
 
 
 class TextInfo(_Model):
@@ -152,19 +188,19 @@ class Manifest(_Model):
     """``manifest.json``.
 
     Attributes:
-        precision: Element type of each graph's weights.
+        precision: Precisions of each graph.
         cache_form: ``delta``: the graphs take the cache and return only new rows.
         producer: Versions of what made the bundle.
         files: Every other file of the bundle that generation needs.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     target: TargetInfo
     drafter: DrafterInfo | None
     head: HeadInfo | None
     graphs: GraphFiles
     text: TextInfo
-    precision: dict[str, Literal["fp32"]]
+    precision: dict[str, PrecisionInfo]
     cache_form: Literal["delta"] = "delta"
     producer: dict[str, str]
     files: dict[FileName, FileInfo]

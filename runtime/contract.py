@@ -1,12 +1,27 @@
 """Names and constants that exported graphs and the runtime agree on."""
 
-__all__ = ["FEATURE", "GREEDY_TEMPERATURE", "MASKED", "cache_names", "context_names", "delta_names"]
+__all__ = [
+    "CANDIDATES",
+    "DRAFT_IDS",
+    "FEATURE",
+    "GREEDY_TEMPERATURE",
+    "MASKED",
+    "cache_names",
+    "context_names",
+    "delta_names",
+]
 
 MASKED = -30000.0
 """Attention bias of a key that must not be seen: zero after softmax, and finite in float16 even when added twice."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this choose the argmax (SEMANTICS: acceptance)."""
+
+CANDIDATES = "candidates"
+"""Output of a drafter with a top-k, input of its head, ``[B, γ, K]``: the draft ids of the base logits."""
+
+DRAFT_IDS = "draft_ids"
+"""Output of such a head, ``[B, γ, K]``: the target ids of the draft logits."""
 
 FEATURE = "feature"
 """The target's output that an EAGLE-3 drafter reads, ``[N, H]``: the projected taps."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from dspark.providers.session import Call, Session
 from dspark.runtime.bound_calls import BoundCalls
-from dspark.runtime.bundle import DrafterInfo, HeadInfo, Manifest
+from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
-from dspark.runtime.contract import context_names, delta_names
+from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, context_names, delta_names
 from dspark.runtime.target import DRAFT, Verification, causal_bias, new_rows, past_bias
 
 __all__ = ["BlockDrafter", "DraftInput", "Drafter", "Eagle3Drafter", "Proposal", "make_drafter"]
@@ -27,12 +27,14 @@ class Proposal:
 
     Attributes:
         tokens: Target ids, int64 ``[R, γ]``.
-        logits: What they were drawn from, float32 ``[R, γ, V']``.
+        logits: What they were drawn from, float32 ``[R, γ, K]``.
+        ids: Target ids of the logits, int64 ``[R, γ, K]``; None when logit i is of token i.
         confidence: Logits of the tokens' survival, float32 ``[R, γ]``; None without a confidence head.
     """
 
     tokens: NDArray[np.int64]
     logits: NDArray[np.float32]
+    ids: NDArray[np.int64] | None
     confidence: NDArray[np.float32] | None
 
 
@@ -77,16 +79,24 @@ class Drafter(Protocol):
 class _Sampled:
     """Buffers that every graph which samples shares."""
 
-    def __init__(self, info: DrafterInfo, requests: int, *, confidence: bool) -> None:
+    def __init__(
+        self, info: DrafterInfo, vocabulary: NDArray[np.int64] | None, requests: int, *, confidence: bool
+    ) -> None:
         length = info.draft_length
+        shape = (requests, length, info.choices)
         self.inputs: dict[str, NDArray[Any]] = {
             "uniform": np.zeros((requests, length), np.float32),
             "temperature": np.zeros(requests, np.float32),
         }
         self.tokens = np.zeros((requests, length), np.int64)
-        self.logits = np.zeros((requests, length, info.vocabulary_size), np.float32)
+        self.logits = np.zeros(shape, np.float32)
         self.confidence = np.zeros((requests, length), np.float32) if confidence else None
         self.outputs: dict[str, NDArray[Any]] = {"tokens": self.tokens, "draft_logits": self.logits}
+        self.ids: NDArray[np.int64] | None = None
+        if info.top_k is not None:
+            self.ids = self.outputs[DRAFT_IDS] = np.zeros(shape, np.int64)
+        elif vocabulary is not None:
+            self.ids = np.broadcast_to(vocabulary, shape)
         if self.confidence is not None:
             self.outputs["confidence"] = self.confidence
 
@@ -95,7 +105,7 @@ class _Sampled:
         self.inputs["temperature"][:] = [item.temperature for item in inputs]
 
     def proposal(self) -> Proposal:
-        return Proposal(self.tokens, self.logits, self.confidence)
+        return Proposal(self.tokens, self.logits, self.ids, self.confidence)
 
 
 class BlockDrafter:
@@ -106,6 +116,7 @@ class BlockDrafter:
         head_session: The head's graph.
         info: The drafter's description.
         head: The head's description.
+        vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
         cache: Holds the context rows that the target computes.
         clock: Tells the time spent in each graph.
     """
@@ -116,6 +127,7 @@ class BlockDrafter:
         head_session: Session,
         info: DrafterInfo,
         head: HeadInfo,
+        vocabulary: NDArray[np.int64] | None,
         cache: KeyValueCache,
         clock: PhaseClock,
     ) -> None:
@@ -123,6 +135,7 @@ class BlockDrafter:
         self._head_session = head_session
         self._info = info
         self._head = head
+        self._vocabulary = vocabulary
         self._cache = cache
         self._clock = clock
         self._blocks = BoundCalls(cache, self._bind)
@@ -163,11 +176,13 @@ class BlockDrafter:
         context = dict(inputs)
         for index, arrays in enumerate(self._cache.layers(DRAFT, slice(0, requests))):
             context.update(zip(context_names(index), arrays, strict=True))
-        drafted = {
+        drafted: dict[str, NDArray[Any]] = {
             "hidden": np.zeros((requests, info.draft_length, info.hidden_size), np.float32),
-            "base_logits": np.zeros((requests, info.draft_length, info.vocabulary_size), np.float32),
+            "base_logits": np.zeros((requests, info.draft_length, info.choices), np.float32),
         }
-        sampled = _Sampled(info, requests, confidence=self._head.confidence != "none")
+        if info.top_k is not None:
+            drafted[CANDIDATES] = np.zeros((requests, info.draft_length, info.top_k), np.int64)
+        sampled = _Sampled(info, self._vocabulary, requests, confidence=self._head.confidence != "none")
         head_inputs = {**drafted, "anchor_ids": inputs["anchor_ids"], **sampled.inputs}
         return _Block(
             drafter=self._session.bind(context, drafted),
@@ -206,13 +221,22 @@ class Eagle3Drafter:
     Args:
         session: The drafter's graph.
         info: The drafter's description.
+        vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
         cache: Holds the drafter's own keys and values.
         clock: Tells the time spent in the graph.
     """
 
-    def __init__(self, session: Session, info: DrafterInfo, cache: KeyValueCache, clock: PhaseClock) -> None:
+    def __init__(
+        self,
+        session: Session,
+        info: DrafterInfo,
+        vocabulary: NDArray[np.int64] | None,
+        cache: KeyValueCache,
+        clock: PhaseClock,
+    ) -> None:
         self._session = session
         self._info = info
+        self._vocabulary = vocabulary
         self._cache = cache
         self._clock = clock
         self._extensions = BoundCalls(cache, self._bind)
@@ -272,7 +296,7 @@ class Eagle3Drafter:
             "last_index": np.zeros(requests, np.int64),
             "attention_bias": causal_bias(requests, width, self._cache.capacity),
         }
-        sampled = _Sampled(self._info, requests, confidence=False)
+        sampled = _Sampled(self._info, self._vocabulary, requests, confidence=False)
         bound = {**inputs, **sampled.inputs}
         for index, arrays in enumerate(self._cache.layers(DRAFT, slice(first_slot, first_slot + requests))):
             bound.update(zip(context_names(index), arrays, strict=True))
@@ -293,12 +317,11 @@ class _Extension:
     rows: NDArray[np.float32]
 
 
-def make_drafter(
-    manifest: Manifest, sessions: Mapping[str, Session], cache: KeyValueCache, clock: PhaseClock
-) -> Drafter:
+def make_drafter(bundle: Bundle, sessions: Mapping[str, Session], cache: KeyValueCache, clock: PhaseClock) -> Drafter:
     """The drafter of a bundle that has one, over its loaded graphs."""
-    assert manifest.drafter is not None
-    if manifest.drafter.kind == "eagle3":
-        return Eagle3Drafter(sessions["drafter"], manifest.drafter, cache, clock)
-    assert manifest.head is not None
-    return BlockDrafter(sessions["drafter"], sessions["head"], manifest.drafter, manifest.head, cache, clock)
+    info, head, vocabulary = bundle.manifest.drafter, bundle.manifest.head, bundle.draft_vocabulary()
+    assert info is not None
+    if info.kind == "eagle3":
+        return Eagle3Drafter(sessions["drafter"], info, vocabulary, cache, clock)
+    assert head is not None
+    return BlockDrafter(sessions["drafter"], sessions["head"], info, head, vocabulary, cache, clock)

@@ -37,7 +37,6 @@ class Speculation:
         scheduler: Chooses how many are verified.
         max_draft_tokens: The most that are verified of one draft.
         draft_length: Tokens a draft proposes (γ).
-        vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
         confidence_temperatures: What each position's confidence logit is divided by, float32 ``[γ]``.
     """
 
@@ -45,7 +44,6 @@ class Speculation:
     scheduler: Scheduler
     max_draft_tokens: int
     draft_length: int
-    vocabulary: NDArray[np.int64] | None
     confidence_temperatures: NDArray[np.float32]
 
 
@@ -163,9 +161,12 @@ class Engine:
         verification = self._target.verify(runs)
         for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
             logits = verification.logits[verification.offsets[index] : verification.offsets[index + 1]]
-            draft_logits = proposal.logits[index, : len(draft)] if proposal else None
+            draft_logits = draft_ids = None
+            if proposal is not None:
+                draft_logits = proposal.logits[index, : len(draft)]
+                draft_ids = None if proposal.ids is None else proposal.ids[index, : len(draft)]
             try:
-                accepted, tokens = request.sampler.accept(logits, draft, draft_logits, self._draft_vocabulary)
+                accepted, tokens = request.sampler.accept(logits, draft, draft_logits, draft_ids)
             except NumericalError as error:
                 request.fail(error)
                 continue
@@ -180,10 +181,6 @@ class Engine:
             if request.finish_reason is not None:
                 self._leave(request)
         return requests
-
-    @property
-    def _draft_vocabulary(self) -> NDArray[np.int64] | None:
-        return self._speculation.vocabulary if self._speculation else None
 
     def _draft_limits(self) -> NDArray[np.int64]:
         """The most draft tokens of each running request, ``[R]``; its last token needs no draft."""

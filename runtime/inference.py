@@ -89,11 +89,10 @@ class DSparkInference:
             length = manifest.drafter.draft_length
             temperatures = np.ones(length) if calibration is None else calibration.temperatures
             speculation = Speculation(
-                drafter=make_drafter(manifest, sessions, cache, self.clock),
+                drafter=make_drafter(bundle, sessions, cache, self.clock),
                 scheduler=scheduler,
                 max_draft_tokens=most,
                 draft_length=length,
-                vocabulary=bundle.draft_vocabulary(),
                 confidence_temperatures=np.asarray(temperatures, np.float32),
             )
         self.engine = Engine(target, cache, speculation, batch_size, self.clock)
@@ -328,9 +327,12 @@ def open_sessions(
     manifest = bundle.manifest
     for name in names:
         precision = manifest.precision[name]
-        if precision not in provider.precisions:
-            runs = ", ".join(sorted(provider.precisions))
-            raise ProviderError(f"{provider.name} does not run {precision} (the {name} graph); it runs {runs}")
+        for part in (precision.linear, precision.tables):
+            if part not in provider.precisions:
+                runs = ", ".join(sorted(provider.precisions))
+                raise ProviderError(
+                    f"{provider.name} does not run {part} (the {name} graph); it runs {runs}: export with one of them"
+                )
     with ThreadPoolExecutor() as pool:
         checked = pool.submit(bundle.check_hashes, check_hashes)
         files = manifest.graphs.model_dump()

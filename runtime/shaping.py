@@ -164,20 +164,20 @@ def shaped(logits: Logits, params: SamplingParams) -> Distribution:
     return p
 
 
-def proposed(logits: Logits, temperature: float, vocabulary: Ids | None, name: str) -> Distribution:
+def proposed(logits: Logits, temperature: float, ids: Ids | None, name: str) -> Distribution:
     """The draft distribution q = softmax(logits / temperature), computed as the head graph computes it.
 
     Args:
-        logits: ``[V']`` the row the draft token was drawn from.
+        logits: ``[K]`` the row the draft token was drawn from.
         temperature: The temperature it was drawn with, above 0.
-        vocabulary: ``[V']`` the target id of every draft id; None when they are the same.
+        ids: ``[K]`` target ids of the logits; None when logit i is of token i.
         name: What the row is, for the error.
 
     Raises:
         NumericalError: The row holds a NaN or an infinity.
     """
     scaled = logits if temperature == 1 else logits / np.float32(temperature)
-    return Distribution(np.exp(scaled - finite_maximum(scaled, name)), vocabulary)
+    return Distribution(np.exp(scaled - finite_maximum(scaled, name)), ids)
 
 
 def _nucleus(p: Distribution, mass: float) -> Ids:

@@ -173,6 +173,8 @@ class Drafter:
         mask_token_id: Fills the slots after the anchor; None for EAGLE-3.
         vocabulary_size: Width of the draft logits (V').
         draft_vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``; None when it is the target's.
+        top_k: So many tokens of each slot, the likeliest by the base logits, are all that the head chooses from; None
+            leaves it the whole vocabulary.
         norm_before_residual: EAGLE-3: the residual starts from the normed feature.
         norm_before_fc: EAGLE-3: ``input_norm.weight`` is applied to the concatenated taps before ``fc``.
         norm_output: EAGLE-3: the next step's feature is the hidden state after the final norm, not before it.
@@ -201,6 +203,12 @@ class Drafter:
     norm_output: bool
     tensors: Mapping[str, LazyTensor]
     files: tuple[Path, ...]
+    top_k: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """Tokens that a draft token is drawn from (K)."""
+        return self.vocabulary_size if self.top_k is None else self.top_k
 
     @property
     def draft_length(self) -> int:

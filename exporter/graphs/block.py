@@ -5,6 +5,7 @@ import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import Drafter, Target
 from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     BlockTokens,
@@ -19,20 +20,21 @@ from dspark.exporter.graphs.layers import (
     unsqueeze,
 )
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import context_names
+from dspark.runtime.contract import CANDIDATES, context_names
 
 __all__ = ["build_block_drafter"]
 
 
-def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -> ir.Model:
+def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile, encodings: Encodings) -> ir.Model:
     """Builds the drafter's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
 
     Args:
         drafter: A DSpark or DFlash drafter.
         target: Lends its embedding and LM head where the drafter has none.
         weights: Receives the weights.
+        encodings: How they are stored and multiplied with.
     """
-    g = GraphBuilder("drafter", weights)
+    g = GraphBuilder("drafter", weights, encodings)
     backbone, size = drafter.backbone, drafter.block_size
     tensors = {**target.tables, **drafter.tensors}
     anchor_ids = g.input("anchor_ids", INT64, "B")
@@ -63,8 +65,13 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile) -
             slots = g.reshape(x, -1, size, backbone.hidden_size)
             x = g.reshape(g.op("Slice", slots, g.ints(1), g.ints(size), g.ints(1)), -1, backbone.hidden_size)
         x = rms_norm(g, x, tensors, "norm", backbone.norm_epsilon)
-        logits = g.reshape(linear(g, x, tensors, "lm_head"), -1, drafter.draft_length, drafter.vocabulary_size)
+        logits = linear(g, x, tensors, "lm_head")
+        if drafter.top_k is not None:
+            logits, candidates = g.top_k(logits, drafter.top_k)
+            shape = (drafter.draft_length, drafter.top_k)
+            g.output(CANDIDATES, g.reshape(candidates, -1, *shape), INT64, "B", *shape)
+        logits = g.reshape(logits, -1, drafter.draft_length, drafter.choices)
         hidden = g.reshape(x, -1, drafter.draft_length, backbone.hidden_size)
     g.output("hidden", hidden, FLOAT, "B", drafter.draft_length, backbone.hidden_size)
-    g.output("base_logits", logits, FLOAT, "B", drafter.draft_length, drafter.vocabulary_size)
+    g.output("base_logits", logits, FLOAT, "B", drafter.draft_length, drafter.choices)
     return g.model()

@@ -1,21 +1,29 @@
 """A thin recorder over ``onnx_ir`` that the graph functions write to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from dspark.exporter.checkpoints.tensors import LazyTensor
+from dspark.exporter.packings import FLOAT32, Packing
 from dspark.exporter.weights import WeightFile
 
-__all__ = ["FLOAT", "INT64", "GraphBuilder"]
+if TYPE_CHECKING:
+    from dspark.exporter.graphs.encodings import Encodings
+
+__all__ = ["FLOAT", "INT64", "MICROSOFT", "GraphBuilder"]
 
 FLOAT = ir.DataType.FLOAT
 INT64 = ir.DataType.INT64
 OPSET = 21
 IR_VERSION = 10
+MICROSOFT = "com.microsoft"
+"""Operators of ONNX Runtime, for precisions that the standard has no fast operator for."""
+T = TypeVar("T")
 
 
 class GraphBuilder:
@@ -24,15 +32,22 @@ class GraphBuilder:
     Args:
         name: The graph's name.
         weights: Where weights are stored; graphs of a bundle share it.
+        encodings: How linear layers and tables are stored and multiplied with.
+
+    Attributes:
+        encodings: As given.
     """
 
-    def __init__(self, name: str, weights: WeightFile) -> None:
+    def __init__(self, name: str, weights: WeightFile, encodings: "Encodings") -> None:
+        self.encodings = encodings
         self._name = name
         self._weights = weights
         self._tape = ir.tape.Tape()
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []
         self._initializers: dict[object, ir.Value] = {}
+        self._made: dict[tuple[int, str], Any] = {}
+        self._domains: set[str] = set()
         self._scope: list[str] = []
 
     @contextmanager
@@ -53,9 +68,24 @@ class GraphBuilder:
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
         self._outputs.append(value)
 
-    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: int | float | str | Sequence[int]) -> ir.Value:
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str = "",
+        **attributes: int | float | str | Sequence[int],
+    ) -> ir.Value:
         """Records a node with one output."""
-        return self._tape.op(op_type, inputs, attributes or None, name=self._node_name(op_type))
+        self._domains.add(domain)
+        return self._tape.op(op_type, inputs, attributes or None, domain=domain, name=self._node_name(op_type))
+
+    def once(self, value: ir.Value, what: str, make: Callable[[], T]) -> T:
+        """What ``make`` computes of a value, recorded the first time it is asked for."""
+        key = (id(value), what)
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     def split(self, value: ir.Value, sizes: ir.Value | Sequence[int], axis: int = -1, count: int = 0) -> list[ir.Value]:
         """Splits along an axis into parts of the given sizes (``count`` of them when the sizes are computed)."""
@@ -67,10 +97,25 @@ class GraphBuilder:
             )
         )
 
+    def top_k(self, value: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:
+        """The largest values of the last axis, descending, and their indices."""
+        values, indices = self._tape.op_multi_out(
+            "TopK", [value, self.ints(count)], {"axis": -1}, num_outputs=2, name=self._node_name("TopK")
+        )
+        return values, indices
+
     def weight(self, name: str, tensor: LazyTensor) -> ir.Value:
-        """A checkpoint tensor as an initializer that refers to the file of weights, named as it is first used."""
-        reference = self._weights.add(tensor)
-        return self._initializer(id(reference), reference, name)
+        """A checkpoint tensor in float32: norms, biases."""
+        (value,) = self.packed(name, tensor, FLOAT32)
+        return value
+
+    def packed(self, name: str, tensor: LazyTensor, packing: Packing) -> list[ir.Value]:
+        """A packed checkpoint tensor as initializers that refer to the file of weights, named as first used."""
+        references = self._weights.add(tensor, packing)
+        names = [name, *(f"{name}.scale" for _ in references[1:])]
+        return [
+            self._initializer(id(reference), reference, each) for each, reference in zip(names, references, strict=True)
+        ]
 
     def constant(self, array: NDArray[np.generic] | np.generic) -> ir.Value:
         """A small constant, stored in the graph; equal ones are stored once."""
@@ -96,7 +141,7 @@ class GraphBuilder:
             self._outputs,
             nodes=self._tape.nodes,
             initializers=self._tape.initializers,
-            opset_imports={"": OPSET},
+            opset_imports={"": OPSET} | {domain: 1 for domain in self._domains if domain},
             name=self._name,
         )
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="dspark-export")

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from dspark.exporter.checkpoints.description import Drafter, Target
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.head import DraftSampler
 from dspark.exporter.graphs.layers import (
     AttentionBias,
@@ -36,15 +37,16 @@ from dspark.runtime.contract import context_names, delta_names
 __all__ = ["build_eagle3_drafter"]
 
 
-def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile) -> ir.Model:
+def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile, encodings: Encodings) -> ir.Model:
     """Builds the drafter's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
 
     Args:
         drafter: An EAGLE-3 drafter.
         target: Lends its embedding and LM head where the drafter has none.
         weights: Receives the weights.
+        encodings: How they are stored and multiplied with.
     """
-    g = GraphBuilder("drafter", weights)
+    g = GraphBuilder("drafter", weights, encodings)
     backbone, length = drafter.backbone, drafter.draft_length
     layers = range(len(backbone.layers))
     ids = g.input("input_ids", INT64, "B", "T")

@@ -8,44 +8,48 @@ import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, HeadKind
 from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import embed, linear, unsqueeze
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import GREEDY_TEMPERATURE
+from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, GREEDY_TEMPERATURE
 
 __all__ = ["DraftSampler", "build_head", "step_values"]
 
 BIN = 256
 """Tokens a bin of the two-level inverse CDF: two short cumulative sums are faster and rounder than one over V."""
+W2 = "markov_head.markov_w2"
 ALMOST_ONE = 1.0 - 1e-6
 """Keeps the drawn mass below the total, so that rounding cannot point past the last token with mass."""
 
 
-def build_head(drafter: Drafter, weights: WeightFile) -> ir.Model:
+def build_head(drafter: Drafter, weights: WeightFile, encodings: Encodings) -> ir.Model:
     """Builds the head's graph, unrolled over the block (inputs and outputs in ARCHITECTURE.md, "The graphs").
 
     Args:
         drafter: A DSpark or DFlash drafter; without a sequential head the graph only samples.
         weights: Receives the weights.
+        encodings: How they are stored and multiplied with.
     """
-    g = GraphBuilder("head", weights)
-    length, width, vocabulary = drafter.draft_length, drafter.backbone.hidden_size, drafter.vocabulary_size
+    g = GraphBuilder("head", weights, encodings)
+    length, width, choices = drafter.draft_length, drafter.backbone.hidden_size, drafter.choices
     hidden = g.input("hidden", FLOAT, "B", length, width)
-    base_logits = g.input("base_logits", FLOAT, "B", length, vocabulary)
+    base_logits = g.input("base_logits", FLOAT, "B", length, choices)
+    candidates = None if drafter.top_k is None else g.input(CANDIDATES, INT64, "B", length, choices)
     previous = g.input("anchor_ids", INT64, "B")
-    sampler = DraftSampler(g, drafter, length)
+    sampler = DraftSampler(g, drafter, length, candidates)
     hidden_steps, base_steps = step_values(g, hidden, length), step_values(g, base_logits, length)
-    repair = _Repair(g, drafter)
+    repair = _Repair(g, drafter, candidates)
     logits_steps, confidences = [], []
     for step in range(length):
         with g.scope(f"step.{step}"):
             embedding = repair.embedding(previous)
-            logits = repair.apply(base_steps[step], embedding, hidden_steps[step])
+            logits = repair.apply(step, base_steps[step], embedding, hidden_steps[step])
             if drafter.confidence is not ConfidenceInput.NONE:
                 confidences.append(repair.confidence(embedding, hidden_steps[step]))
             previous = sampler.draw(step, logits)
             logits_steps.append(unsqueeze(g, logits, 1))
     sampler.output_tokens()
-    g.output("draft_logits", g.op("Concat", *logits_steps, axis=1), FLOAT, "B", length, vocabulary)
+    g.output("draft_logits", g.op("Concat", *logits_steps, axis=1), FLOAT, "B", length, choices)
     if confidences:
         g.output("confidence", g.op("Concat", *confidences, axis=1), FLOAT, "B", length)
     return g.model()
@@ -59,18 +63,28 @@ def step_values(g: GraphBuilder, x: ir.Value, length: int) -> list[ir.Value]:
 class DraftSampler:
     """Draws draft tokens in the graph: argmax, or the inverse CDF of a given uniform number.
 
-    Declares the inputs ``uniform [B, γ]`` and ``temperature [B]`` and the output ``tokens [B, γ]`` (target ids).
+    Declares the inputs ``uniform [B, γ]`` and ``temperature [B]`` and the output ``tokens [B, γ]`` (target ids); with
+    candidates also ``draft_ids [B, γ, K]``, their target ids.
 
     Args:
         g: The graph.
         drafter: For its vocabulary map.
         length: Draft tokens (γ).
+        candidates: Draft ids int64 ``[B, γ, K]`` that logits belong to; None if logits are of the whole vocabulary.
     """
 
-    def __init__(self, g: GraphBuilder, drafter: Drafter, length: int) -> None:
+    def __init__(self, g: GraphBuilder, drafter: Drafter, length: int, candidates: ir.Value | None = None) -> None:
         self._g = g
         self._drafter = drafter
         self._length = length
+        self._ids: list[ir.Value] | None = None
+        if candidates is not None:
+            ids = candidates
+            if drafter.draft_vocabulary is not None:
+                ids = g.op("Gather", g.constant(drafter.draft_vocabulary), candidates, axis=0)
+            self._ids = step_values(g, ids, length)
+            each = [unsqueeze(g, part, 1) for part in self._ids]
+            g.output(DRAFT_IDS, g.op("Concat", *each, axis=1), INT64, "B", length, drafter.choices)
         self._uniforms = g.split(g.input("uniform", FLOAT, "B", length), [1] * length, axis=1)
         temperature = g.input("temperature", FLOAT, "B")
         self._greedy = g.op("Less", temperature, g.floats(GREEDY_TEMPERATURE))
@@ -78,13 +92,15 @@ class DraftSampler:
         self._tokens: list[ir.Value] = []
 
     def draw(self, step: int, logits: ir.Value) -> ir.Value:
-        """Target ids ``[B]`` drawn from ``softmax(logits [B, V'] / temperature)``, or the argmax when greedy."""
+        """Target ids ``[B]`` drawn from ``softmax(logits [B, K] / temperature)``, or the argmax when greedy."""
         g = self._g
         with g.scope("sample"):
             greedy = g.op("ArgMax", logits, axis=-1, keepdims=0)
             drawn = self._inverse_cdf(g.op("Softmax", g.op("Div", logits, self._temperature), axis=-1), step)
             token = g.op("Where", self._greedy, greedy, drawn)
-            if self._drafter.draft_vocabulary is not None:
+            if self._ids is not None:
+                token = g.op("GatherND", self._ids[step], unsqueeze(g, token, 1), batch_dims=1)
+            elif self._drafter.draft_vocabulary is not None:
                 token = g.op("Gather", g.constant(self._drafter.draft_vocabulary), token, axis=0)
         self._tokens.append(token)
         return token
@@ -98,7 +114,7 @@ class DraftSampler:
     def _inverse_cdf(self, probabilities: ir.Value, step: int) -> ir.Value:
         """First id whose cumulative probability exceeds the uniform: the bin first, then the id in it."""
         g = self._g
-        missing = -self._drafter.vocabulary_size % BIN
+        missing = -self._drafter.choices % BIN
         if missing:
             probabilities = g.op("Pad", probabilities, g.ints(0, 0, 0, missing))
         bins = g.reshape(probabilities, 0, -1, BIN)
@@ -135,13 +151,18 @@ class DraftSampler:
 class _Repair:
     """The learned part of the head: Markov bias and confidence (SEMANTICS: sequential heads)."""
 
-    def __init__(self, g: GraphBuilder, drafter: Drafter) -> None:
+    def __init__(self, g: GraphBuilder, drafter: Drafter, candidates: ir.Value | None) -> None:
         self._g = g
         self._kind = drafter.head
         self._rank = drafter.markov_rank
         self._confidence = drafter.confidence
         self._tensors = drafter.tensors
         self._state: ir.Value | None = None
+        self._candidate_rows: list[ir.Value] | None = None
+        if candidates is not None and drafter.head is not HeadKind.NONE:
+            rows = embed(g, g.reshape(candidates, -1), self._tensors, W2)
+            shape = (drafter.draft_length, drafter.choices, drafter.markov_rank)
+            self._candidate_rows = step_values(g, g.reshape(rows, -1, *shape), drafter.draft_length)
 
     def embedding(self, previous: ir.Value) -> ir.Value | None:
         """``W1[previous] [B, r]``; None without a sequential head."""
@@ -149,14 +170,17 @@ class _Repair:
             return None
         return embed(self._g, previous, self._tensors, "markov_head.markov_w1")
 
-    def apply(self, logits: ir.Value, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
-        """Base logits ``[B, V']`` plus the head's bias for one slot."""
+    def apply(self, step: int, logits: ir.Value, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
+        """Base logits ``[B, K]`` plus the head's bias for one slot."""
         if embedding is None:
             return logits
         g = self._g
         factors = {HeadKind.VANILLA: self._vanilla, HeadKind.GATED: self._gated, HeadKind.RNN: self._rnn}[self._kind]
-        bias = linear(g, factors(embedding, hidden), self._tensors, "markov_head.markov_w2")
-        return g.op("Add", logits, bias)
+        chosen = factors(embedding, hidden)
+        if self._candidate_rows is None:
+            return g.op("Add", logits, linear(g, chosen, self._tensors, W2))
+        bias = g.op("MatMul", self._candidate_rows[step], unsqueeze(g, chosen, 2))
+        return g.op("Add", logits, g.op("Squeeze", bias, g.ints(2)))
 
     def confidence(self, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
         """Confidence logit ``[B, 1]`` of one slot; it depends only on tokens before the slot's own."""

@@ -42,9 +42,10 @@ KeyValue = tuple[ir.Value, ir.Value]
 
 
 def linear(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str) -> ir.Value:
-    """``x Wᵀ + b`` of flat ``[N, in]`` rows; the weight stays ``[out, in]`` as checkpoints store it."""
-    inputs = [g.weight(key, tensors[key]) for key in (f"{name}.weight", f"{name}.bias") if key in tensors]
-    return g.op("Gemm", x, *inputs, transB=1)
+    """``x Wᵀ + b`` of flat ``[N, in]`` rows."""
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    product = g.encodings.of(name).multiply(g, x, weight, tensors[weight])
+    return g.op("Add", product, g.weight(bias, tensors[bias])) if bias in tensors else product
 
 
 def cached_rows(g: GraphBuilder, names: tuple[str, str], backbone: Backbone) -> KeyValue:
@@ -56,7 +57,7 @@ def cached_rows(g: GraphBuilder, names: tuple[str, str], backbone: Backbone) -> 
 def embed(g: GraphBuilder, ids: ir.Value, tensors: Tensors, name: str) -> ir.Value:
     """Rows of an embedding table ``[V, H]``."""
     key = f"{name}.weight"
-    return g.op("Gather", g.weight(key, tensors[key]), ids, axis=0)
+    return g.encodings.tables.look_up(g, ids, key, tensors[key])
 
 
 def unsqueeze(g: GraphBuilder, x: ir.Value, *axes: int) -> ir.Value:

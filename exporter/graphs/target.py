@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import Drafter, DrafterKind, Target
 from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     RaggedTokens,
@@ -23,15 +24,16 @@ from dspark.runtime.contract import FEATURE, cache_names, context_names, delta_n
 __all__ = ["build_target"]
 
 
-def build_target(target: Target, drafter: Drafter | None, weights: WeightFile) -> ir.Model:
+def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, encodings: Encodings) -> ir.Model:
     """Builds the target's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
 
     Args:
         target: The target model.
         drafter: The drafter whose context rows or features the graph computes, if there is one.
         weights: Receives the weights.
+        encodings: How they are stored and multiplied with.
     """
-    g = GraphBuilder("target", weights)
+    g = GraphBuilder("target", weights, encodings)
     backbone, tensors = target.backbone, target.tensors
     ids = g.input("input_ids", INT64, "N")
     positions = g.input("position_ids", INT64, "N")

@@ -67,7 +67,9 @@ def main(
     anchors: Annotated[int, typer.Option(help="Drafts a conversation and pass.")] = 48,
     held_out: Annotated[int, typer.Option(help="Conversations for evaluation: the first ones.")] = 128,
     evaluate_every: Annotated[float, typer.Option(help="Minutes between evaluations.")] = 3.0,
-    start_from: Annotated[Path | None, typer.Option(help="A drafter of this shape to train on; it may have fewer layers.")] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="A drafter of this shape to train on, or with fewer layers.")
+    ] = None,
     features: Annotated[Path | None, typer.Option(help="Keeps the target's.", show_default="in the output")] = None,
     precision: Annotated[Precision | None, typer.Option(help="Of products.", show_default="bf16 if fast here")] = None,
     threads: Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")] = None,

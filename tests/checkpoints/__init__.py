@@ -7,6 +7,6 @@ the one before it ends a text; a target never chooses either by itself.
 
 from .drafters import write_deepspec, write_eagle3, write_speculators, write_zlab_dflash
 from .targets import write_target
-from .weights import OMIT
+from .weights import OMIT, edit
 
-__all__ = ["OMIT", "write_deepspec", "write_eagle3", "write_speculators", "write_target", "write_zlab_dflash"]
+__all__ = ["OMIT", "edit", "write_deepspec", "write_eagle3", "write_speculators", "write_target", "write_zlab_dflash"]

@@ -1,16 +1,16 @@
 """Random weights, and how folders are written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-__all__ = ["OMIT", "Weights", "override", "write_folder"]
+__all__ = ["OMIT", "Weights", "edit", "override", "write_folder"]
 
 OMIT: Any = object()  # as the value of an override: leave the key out
 
@@ -108,4 +108,14 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: Tensors, dtype: 
     total = sum(tensor.nbytes for tensor in stored.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return folder
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any], dict[str, NDArray[Any]]], None]) -> Path:
+    """Changes a checkpoint's configuration and tensors in place."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(config, tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
     return folder

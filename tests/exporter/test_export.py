@@ -17,14 +17,17 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from dspark.exporter.checkpoints import read_target
 from dspark.exporter.errors import CheckpointError, ExportError
 from dspark.exporter.export import export_bundle, prepare
+from dspark.exporter.packings import FLOAT32
 from dspark.exporter.weights import WeightFile
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams
+from dspark.runtime.bundle import PrecisionInfo
 from tests.checkpoints import (
+    edit,
     write_deepspec,
     write_eagle3,
     write_speculators,
@@ -45,16 +48,6 @@ LAYERS = 6
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("export") / "target", "qwen3", num_hidden_layers=LAYERS)
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any], dict[str, Array]], None]) -> Path:
-    """Changes a checkpoint's configuration and tensors in place."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    change(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 # Taps, positions, alignment
@@ -334,7 +327,9 @@ def test_the_manifest_describes_the_checkpoints(tmp_path: Path) -> None:
     assert (own.block_size, own.anchor_predicts, own.draft_length, own.vocabulary_size) == (5, False, 4, 60)
     assert manifest.head is not None
     assert manifest.head.model_dump() == {"kind": "gated", "markov_rank": 16, "confidence": "hidden_and_markov"}
-    assert manifest.precision == {"target": "fp32", "drafter": "fp32", "head": "fp32"}
+    assert manifest.precision == dict.fromkeys(
+        ["target", "drafter", "head"], PrecisionInfo(linear="fp32", tables="fp32")
+    )
     assert {"dspark-onnx", "onnx-ir"} <= manifest.producer.keys()
     for info, folder in ((described, target), (own, drafter)):
         files = sorted(folder.glob("*.safetensors"))
@@ -554,9 +549,9 @@ def test_a_tensor_is_stored_once_however_often_it_is_asked_for(target: Path, tmp
     tensors = read_target(target).tensors
     seen: list[int] = []
     with WeightFile(tmp_path / "weights.bin", seen.append) as weights:
-        first = weights.add(tensors["embed_tokens.weight"])
-        assert weights.add(tensors["embed_tokens.weight"]) is first
-        other = weights.add(tensors["lm_head.weight"])
+        (first,) = weights.add(tensors["embed_tokens.weight"], FLOAT32)
+        assert weights.add(tensors["embed_tokens.weight"], FLOAT32)[0] is first
+        (other,) = weights.add(tensors["lm_head.weight"], FLOAT32)
     assert other is not first
     assert sum(seen) == first.nbytes + other.nbytes  # type: ignore[operator]
     assert (tmp_path / "weights.bin").stat().st_size == first.nbytes + other.nbytes  # type: ignore[operator]

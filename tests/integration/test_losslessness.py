@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.acceptance import Sampler
 from tests.reference import ReferenceTarget
@@ -176,6 +177,14 @@ def test_sampled_texts_have_the_targets_distribution(
     golden_bundle: GoldenBundle,
 ) -> None:
     found = p_values(load(golden_bundle(name), batch_size, options), names, exact, 200)
+    assert min(found.values()) > 1e-3, found
+
+
+def test_a_drafter_of_few_tokens_does_not_change_the_distribution(exact: Exact, tmp_path: Path) -> None:
+    """Neither a reduced draft vocabulary nor the likeliest of each slot alone."""
+    drafter = GOLDEN / "dspark_vanilla"
+    export_bundle(prepare(GOLDEN / "qwen3_target", drafter, tmp_path / "few", draft_vocabulary=115, draft_top_k=6))
+    found = p_values(load(tmp_path / "few", 64), list(SETTINGS), exact, 200)
     assert min(found.values()) > 1e-3, found
 
 

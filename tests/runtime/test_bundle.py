@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, BundleError, DSparkError, DSparkInference, ProviderError
-from dspark.runtime.bundle import MANIFEST, SCHEMA_VERSION, FileInfo, hash_file
+from dspark.runtime.bundle import MANIFEST, SCHEMA_VERSION, FileInfo, PrecisionInfo, hash_file
 from dspark.runtime.inference import open_sessions
 
 GoldenBundle = Callable[[str], Path]
@@ -128,10 +128,10 @@ def test_a_link_to_a_folder_is_no_file(copied: Path) -> None:
 # --- the manifest ---
 
 
-@pytest.mark.parametrize("version", [0, 2, "2", "next"])
+@pytest.mark.parametrize("version", [0, 1, 3, "3", "next"])
 def test_another_schema_version_is_told_with_both(version: object, copied: Path) -> None:
     edit(copied, lambda manifest: manifest.update(schema_version=version, anything="else"))
-    with pytest.raises(BundleError, match=f"schema version {version}; this runtime reads version 1"):
+    with pytest.raises(BundleError, match=f"schema version {version}; this runtime reads version 2"):
         Bundle.open(copied)
 
 
@@ -142,7 +142,10 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown inner key": (lambda m: m["target"].update(eos=1), r"target\.eos: Extra inputs are not permitted"),
     "wrong type": (lambda m: m["target"].update(vocabulary_size="many"), r"target\.vocabulary_size: Input should be"),
     "unknown drafter": (lambda m: m["drafter"].update(kind="medusa"), r"drafter\.kind: Input should be"),
-    "unknown precision": (lambda m: m["precision"].update(target="fp7"), r"precision\.target: Input should be"),
+    "unknown precision": (
+        lambda m: m["precision"].update(target={"linear": "fp7", "tables": "fp32"}),
+        r"precision\.target\.linear: Input should be",
+    ),
     "unknown cache form": (lambda m: m.update(cache_form="paged"), "cache_form: Input should be"),
     "no layers": (lambda m: m["target"]["cache"].update(layers=0), r"target\.cache\.layers: Input should be"),
     "absolute path": (lambda m: m["graphs"].update(target="/etc/passwd"), r"'/etc/passwd' leaves the bundle's folder"),
@@ -175,7 +178,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no head": (lambda m: m.update(head=None), "head must be described"),
     "precision missing": (lambda m: m["precision"].pop("head"), "precision has drafter, target; its models need"),
     "precision too many": (
-        lambda m: m["precision"].update(encoder="fp32"),
+        lambda m: m["precision"].update(encoder={"linear": "fp32", "tables": "fp32"}),
         "precision has drafter, encoder, head, target; its models need",
     ),
 }
@@ -302,9 +305,10 @@ def test_nothing_is_unpickled(copied: Path, tmp_path: Path) -> None:
 
 def test_a_precision_that_the_provider_does_not_run(golden_bundle: GoldenBundle) -> None:
     bundle = Bundle.open(golden_bundle("dspark_vanilla"))
-    other = bundle.manifest.model_copy(update={"precision": {**bundle.manifest.precision, "drafter": "bf16"}})
-    with pytest.raises(ProviderError, match=r"cpu does not run bf16 \(the drafter graph\); it runs .*fp32"):
-        open_sessions(Bundle(bundle.path, other), find_provider("cpu"), ["target", "drafter", "head"], 1, None)
+    for precision in (PrecisionInfo(linear="bf16", tables="fp32"), PrecisionInfo(linear="fp32", tables="bf16")):
+        other = bundle.manifest.model_copy(update={"precision": {**bundle.manifest.precision, "drafter": precision}})
+        with pytest.raises(ProviderError, match=r"cpu does not run bf16 \(the drafter graph\); it runs .*fp32"):
+            open_sessions(Bundle(bundle.path, other), find_provider("cpu"), ["target", "drafter", "head"], 1, None)
 
 
 def test_errors_have_one_root() -> None:

@@ -339,7 +339,8 @@ def first_two_tokens(
                 rows.append(row)
                 chain.append(index if vocabulary is None else int(vocabulary[index]))
             draft_logits = None if chosen else shown(np.array(rows, np.float32).reshape(length, draft.shape[1]))
-            tokens += sampler.accept(target[chain], np.array(chain[1:], np.int64), draft_logits, vocabulary)[1]
+            draft_ids = None if vocabulary is None else np.tile(vocabulary, (length, 1))
+            tokens += sampler.accept(target[chain], np.array(chain[1:], np.int64), draft_logits, draft_ids)[1]
         counts[tokens[0], tokens[1]] += 1
     return counts
 

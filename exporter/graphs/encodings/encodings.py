@@ -1,0 +1,36 @@
+"""Which encoding each weight of a graph gets."""
+
+from dataclasses import dataclass
+
+from dspark.exporter.graphs.encodings.encoding import Encoding
+from dspark.exporter.graphs.encodings.float32 import Float32
+from dspark.exporter.graphs.encodings.int4 import Int4
+from dspark.exporter.graphs.encodings.int8 import Int8
+
+__all__ = ["Encodings"]
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """The encodings of one graph.
+
+    Attributes:
+        linear: Of linear layers.
+        tables: Of embedding and LM head.
+    """
+
+    linear: Encoding
+    tables: Encoding
+
+    def of(self, layer: str) -> Encoding:
+        """The encoding of a linear layer, by its name.
+
+        Confidences stay float32. A drafter's ``fc`` reads the raw residual stream: rounded to whole numbers, its few
+        huge values would leave nothing of the others.
+        """
+        name = layer.rpartition("drafter.")[2]
+        if name == "lm_head":
+            return self.tables
+        if name == "confidence_head.proj" or (name == "fc" and isinstance(self.linear, Int8 | Int4)):
+            return Float32()
+        return self.linear
