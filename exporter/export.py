@@ -16,6 +16,7 @@ from dspark.exporter.checkpoints.description import Backbone, Drafter, DrafterKi
 from dspark.exporter.draft_vocabulary import cut_vocabulary, frequent_tokens, limit_choices
 from dspark.exporter.errors import CheckpointError, ExportError
 from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, build_head, build_target
+from dspark.exporter.joined import join_projections
 from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle import (
@@ -187,7 +188,7 @@ def _written_aside(export: Export) -> Iterator[Path]:
 
 
 def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Manifest:
-    target, drafter = export.target, export.drafter
+    target, drafter = join_projections(export.target), export.drafter and join_projections(export.drafter)
     profiles = {"target": export.precision, "drafter": export.draft_precision, "head": export.draft_precision}
     encodings = export.draft_precision.encodings()
     with WeightFile(folder / WEIGHTS, on_bytes) as weights:

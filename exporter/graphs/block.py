@@ -44,8 +44,8 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile, e
 
     positions = g.op("Add", unsqueeze(g, anchor_positions, 1), g.constant(np.arange(size, dtype=np.int64)[None]))
     sizes = g.op("Concat", part_sizes(g, context[0][0]), g.ints(size), axis=0)
-    rotary = rotation(g, backbone.rope, g.reshape(positions, -1))
     layout = BlockTokens(g.ints(-1, size))
+    rotary = rotation(g, backbone, g.reshape(positions, -1), layout)
     bias = AttentionBias(
         g,
         g.op("Pad", g.op("Squeeze", bias_input, g.ints(1)), g.ints(0, 0, 0, 0, 0, 0, 0, size)),

@@ -142,7 +142,7 @@ class _Drafting:
             Pre-norm hidden states ``[N, H]``, and each layer's keys and values ``[B, Hkv, T, D]`` of the tokens.
         """
         g, backbone = self._g, self._backbone
-        rotary = rotation(g, backbone.rope, g.reshape(tokens.positions, -1))
+        rotary = rotation(g, backbone, g.reshape(tokens.positions, -1), tokens.layout)
         keys = [key for key, _ in tokens.parts[0]]
         count = g.op("Shape", tokens.positions, start=1, end=2)
         sizes = g.op("Concat", part_sizes(g, *keys), count, axis=0)

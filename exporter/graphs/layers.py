@@ -29,7 +29,7 @@ __all__ = [
     "distances",
     "embed",
     "feed_forward",
-    "key_value",
+    "heads",
     "linear",
     "part_sizes",
     "rms_norm",
@@ -68,47 +68,58 @@ def unsqueeze(g: GraphBuilder, x: ir.Value, *axes: int) -> ir.Value:
 def rms_norm(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str, epsilon: float) -> ir.Value:
     """``x / √(mean(x²) + ε) · weight`` over the last axis."""
     key = f"{name}.weight"
-    mean = g.op("ReduceMean", g.op("Mul", x, x), g.ints(-1), keepdims=1)
+    # Pow, not Mul: this is the pattern that ONNX Runtime and device compilers turn into one kernel.
+    mean = g.op("ReduceMean", g.op("Pow", x, g.constant(np.float32(2))), g.ints(-1), keepdims=1)
     scale = g.op("Sqrt", g.op("Add", mean, g.floats(epsilon)))
     return g.op("Mul", g.op("Div", x, scale), g.weight(key, tensors[key]))
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of some tokens' positions, ``[N, 1, rotary_dim / 2]`` each."""
+    """The rotation of some tokens: tables ``[B, 1, T, rotary_dim]`` for a head and for its swapped halves."""
 
     cos: ir.Value
     sin: ir.Value
     rotary_dim: int
 
     def apply(self, g: GraphBuilder, x: ir.Value, head_dim: int) -> ir.Value:
-        """Rotates ``x [N, heads, D]`` (half-split pairs); dimensions past ``rotary_dim`` pass through."""
-        half = self.rotary_dim // 2
-        sizes = [half, half, head_dim - self.rotary_dim]
-        first, second, *rest = g.split(x, sizes if sizes[2] else sizes[:2])
-        rotated_first = g.op("Sub", g.op("Mul", first, self.cos), g.op("Mul", second, self.sin))
-        rotated_second = g.op("Add", g.op("Mul", second, self.cos), g.op("Mul", first, self.sin))
-        return g.op("Concat", rotated_first, rotated_second, *rest, axis=-1)
+        """Rotates ``x [B, heads, T, D]`` in half-split pairs; dimensions past ``rotary_dim`` pass through."""
+        turned, *rest = [x]
+        if self.rotary_dim < head_dim:
+            turned, *rest = g.split(x, [self.rotary_dim, head_dim - self.rotary_dim])
+        swapped = g.op("Concat", *reversed(g.split(turned, [self.rotary_dim // 2] * 2)), axis=-1)
+        turned = g.op("Add", g.op("Mul", turned, self.cos), g.op("Mul", swapped, self.sin))
+        return g.op("Concat", turned, *rest, axis=-1) if rest else turned
 
 
-def rotation(g: GraphBuilder, rope: Rope, positions: ir.Value, lengths: ir.Value | None = None) -> Rotation:
+def rotation(
+    g: GraphBuilder,
+    backbone: Backbone,
+    positions: ir.Value,
+    layout: "TokenLayout",
+    lengths: ir.Value | None = None,
+) -> Rotation:
     """Computes the rotation of tokens in the graph, so that no table can be too short for the text.
 
     Args:
         g: The graph.
-        rope: Frequencies and scaling.
+        backbone: Frequencies and scaling, and the heads' size.
         positions: int64 ``[N]``.
+        layout: How tokens are regrouped.
         lengths: int64 ``[N]``: the text's length that dynamic NTK scaling sees at each token; by default the token's
             own position + 1. Ignored by the other types.
     """
+    rope = backbone.rope
     with g.scope("rope"):
         frequencies = g.constant(np.asarray(rope.inverse_frequencies, np.float32)[None])
         if rope.dynamic is not None:
             frequencies = _dynamic_frequencies(g, rope, lengths or g.op("Add", positions, g.ints(1)))
-        angles = unsqueeze(g, g.op("Mul", unsqueeze(g, g.op("Cast", positions, to=FLOAT), 1), frequencies), 1)
+        angles = g.op("Mul", unsqueeze(g, g.op("Cast", positions, to=FLOAT), 1), frequencies)
         cos, sin = g.op("Cos", angles), g.op("Sin", angles)
         if rope.magnitude != 1.0:
             cos, sin = (g.op("Mul", table, g.floats(rope.magnitude)) for table in (cos, sin))
+        tables = g.op("Concat", cos, cos, axis=-1), g.op("Concat", g.op("Neg", sin), sin, axis=-1)
+        cos, sin = (layout.group(g, unsqueeze(g, table, 1), 1, rope.rotary_dim) for table in tables)
         return Rotation(cos, sin, rope.rotary_dim)
 
 
@@ -282,50 +293,41 @@ def heads(
     x: ir.Value,
     tensors: Tensors,
     prefix: str,
-    letter: str,
+    letters: str,
     backbone: Backbone,
-    rotation: Rotation | None,
+    rotation: Rotation,
     layout: TokenLayout,
-) -> ir.Value:
-    """One of the query, key and value projections: norm (where the model has one), rotation, regrouping.
+) -> list[ir.Value]:
+    """Queries, keys and values: projection, regrouping, norm (where the model has one), rotation.
 
     Args:
         g: The graph.
         x: Attention input ``[N, in]``.
         tensors: The model's tensors.
         prefix: The attention's name, ``layers.0.self_attn``.
-        letter: ``q``, ``k`` or ``v``.
+        letters: What is wanted, ``qkv`` or ``kv``.
         backbone: Head counts.
-        rotation: The tokens' rotation; None for values.
+        rotation: The tokens' rotation.
         layout: How tokens are regrouped.
 
     Returns:
-        ``[B, heads, T, D]``.
+        ``[B, heads, T, D]`` of each letter.
     """
-    count = backbone.head_count if letter == "q" else backbone.kv_head_count
-    with g.scope(f"{letter}_proj"):
-        projected = g.reshape(linear(g, x, tensors, f"{prefix}.{letter}_proj"), -1, count, backbone.head_dim)
-        if f"{prefix}.{letter}_norm.weight" in tensors:
-            projected = rms_norm(g, projected, tensors, f"{prefix}.{letter}_norm", backbone.norm_epsilon)
-        if rotation is not None:
-            projected = rotation.apply(g, projected, backbone.head_dim)
-        return layout.group(g, projected, count, backbone.head_dim)
-
-
-def key_value(
-    g: GraphBuilder,
-    x: ir.Value,
-    tensors: Tensors,
-    prefix: str,
-    backbone: Backbone,
-    rotation: Rotation,
-    layout: TokenLayout,
-) -> KeyValue:
-    """Keys and values ``[B, Hkv, T, D]`` of some tokens; arguments as in ``heads``."""
-    return (
-        heads(g, x, tensors, prefix, "k", backbone, rotation, layout),
-        heads(g, x, tensors, prefix, "v", backbone, None, layout),
-    )
+    counts = [backbone.head_count if letter == "q" else backbone.kv_head_count for letter in letters]
+    with g.scope(f"{letters}_proj"):
+        parts = [linear(g, x, tensors, f"{prefix}.{name}_proj") for name in ("q", "kv") if name in letters]
+        projected = g.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
+        whole = layout.group(
+            g, g.reshape(projected, -1, sum(counts), backbone.head_dim), sum(counts), backbone.head_dim
+        )
+    *turning, value = g.split(whole, counts, axis=1)
+    for index, letter in enumerate(letters[:-1]):
+        norm = f"{prefix}.{letter}_norm"
+        with g.scope(f"{letter}_proj"):
+            if f"{norm}.weight" in tensors:
+                turning[index] = rms_norm(g, turning[index], tensors, norm, backbone.norm_epsilon)
+            turning[index] = rotation.apply(g, turning[index], backbone.head_dim)
+    return [*turning, value]
 
 
 def attention(
@@ -357,8 +359,8 @@ def attention(
     Returns:
         The attention's output ``[N, H]`` and the tokens' own keys and values.
     """
-    query = heads(g, x, tensors, prefix, "q", backbone, rotation, layout)
-    own = key_value(g, x, tensors, prefix, backbone, rotation, layout)
+    query, key, value = heads(g, x, tensors, prefix, "qkv", backbone, rotation, layout)
+    own = key, value
     mixed = attend(g, query, [*past, own], bias, sizes, backbone)
     rows = layout.flatten(g, mixed, backbone.head_count * backbone.head_dim)
     with g.scope("o_proj"):
@@ -369,8 +371,8 @@ def feed_forward(g: GraphBuilder, x: ir.Value, tensors: Tensors, prefix: str, ba
     """``x + down(silu(gate(norm x)) ⊙ up(norm x))`` of the layer named by ``prefix``."""
     with g.scope("mlp"):
         normed = rms_norm(g, x, tensors, f"{prefix}.post_attention_layernorm", backbone.norm_epsilon)
-        gate = linear(g, normed, tensors, f"{prefix}.mlp.gate_proj")
-        up = linear(g, normed, tensors, f"{prefix}.mlp.up_proj")
+        gate_up = linear(g, normed, tensors, f"{prefix}.mlp.gate_up_proj")
+        gate, up = g.split(gate_up, [backbone.intermediate_size] * 2)
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
         return g.op("Add", x, linear(g, activated, tensors, f"{prefix}.mlp.down_proj"))
 

@@ -12,7 +12,7 @@ from dspark.exporter.graphs.layers import (
     decoder_layer,
     distances,
     embed,
-    key_value,
+    heads,
     linear,
     part_sizes,
     rms_norm,
@@ -48,7 +48,7 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, e
         queries = g.op("Gather", positions, pad_index, axis=0)
         return distances(g, queries, past[0][0], queries)
 
-    rotary = rotation(g, backbone.rope, positions, lengths)
+    rotary = rotation(g, backbone, positions, layout, lengths)
     sizes = g.op("Concat", part_sizes(g, past[0][0]), g.op("Shape", pad_index, start=1, end=2), axis=0)
     bias = AttentionBias(
         g,
@@ -96,10 +96,10 @@ def _drafter_context(
             g.output(FEATURE, features, FLOAT, "N", backbone.hidden_size)
             return
         features = rms_norm(g, features, tensors, "drafter.hidden_norm", backbone.norm_epsilon)
-        rotary = rotation(g, backbone.rope, positions)
+        rotary = rotation(g, backbone, positions, layout)
         for index in range(len(backbone.layers)):
             with g.scope(f"layers.{index}"):
                 prefix = f"drafter.layers.{index}.self_attn"
-                context = key_value(g, features, tensors, prefix, backbone, rotary, layout)
+                context = heads(g, features, tensors, prefix, "kv", backbone, rotary, layout)
             for name, value in zip(context_names(index), context, strict=True):
                 g.output(name, value, FLOAT, "B", backbone.kv_head_count, "T", backbone.head_dim)

@@ -43,6 +43,7 @@ Array = NDArray[Any]
 GOLDEN = Path(__file__).parents[1] / "golden"
 TEXT = np.random.default_rng(5).integers(0, 90, 40).tolist()
 LAYERS = 6
+JOINED = {"kv_proj": ("k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +184,18 @@ def initializers(bundle: Path) -> dict[tuple[str, str], Array]:
             if tensor.data_location == TensorProto.EXTERNAL:
                 load_external_data_for_tensor(tensor, str(bundle))
                 own = graph.stem == "target" and not tensor.name.startswith("drafter.")
-                key = "target" if own else "drafter", tensor.name.removeprefix("drafter.")
-                weights[key] = numpy_helper.to_array(tensor)
+                name, array = tensor.name.removeprefix("drafter."), numpy_helper.to_array(tensor)
+                for joined, parts in {
+                    "kv_proj": ("k_proj", "v_proj"),
+                    "gate_up_proj": ("gate_proj", "up_proj"),
+                }.items():
+                    if f".{joined}." in name:
+                        halves = zip(parts, np.split(array, 2), strict=True)
+                        named = {name.replace(joined, part): half for part, half in halves}
+                        break
+                else:
+                    named = {name: array}
+                weights.update({("target" if own else "drafter", each): value for each, value in named.items()})
     return weights
 
 
