@@ -3,6 +3,8 @@
 SEMANTICS: sequential heads; the paper's section on semi-autoregressive drafting.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -39,19 +41,18 @@ def build_head(drafter: Drafter, weights: WeightFile, encodings: Encodings) -> i
     sampler = DraftSampler(g, drafter, length, candidates)
     hidden_steps, base_steps = step_values(g, hidden, length), step_values(g, base_logits, length)
     repair = _Repair(g, drafter, candidates)
-    logits_steps, confidences = [], []
+    logits_steps, embeddings = [], []
     for step in range(length):
         with g.scope(f"step.{step}"):
             embedding = repair.embedding(previous)
             logits = repair.apply(step, base_steps[step], embedding, hidden_steps[step])
-            if drafter.confidence is not ConfidenceInput.NONE:
-                confidences.append(repair.confidence(embedding, hidden_steps[step]))
+            embeddings.append(embedding)
             previous = sampler.draw(step, logits)
             logits_steps.append(unsqueeze(g, logits, 1))
     sampler.output_tokens()
     g.output("draft_logits", g.op("Concat", *logits_steps, axis=1), FLOAT, "B", length, choices)
-    if confidences:
-        g.output("confidence", g.op("Concat", *confidences, axis=1), FLOAT, "B", length)
+    if drafter.confidence is not ConfidenceInput.NONE:
+        g.output("confidence", repair.confidence(hidden, embeddings), FLOAT, "B", length)
     return g.model()
 
 
@@ -85,7 +86,8 @@ class DraftSampler:
             self._ids = step_values(g, ids, length)
             each = [unsqueeze(g, part, 1) for part in self._ids]
             g.output(DRAFT_IDS, g.op("Concat", *each, axis=1), INT64, "B", length, drafter.choices)
-        self._uniforms = g.split(g.input("uniform", FLOAT, "B", length), [1] * length, axis=1)
+        uniforms = g.op("Min", g.input("uniform", FLOAT, "B", length), g.floats(ALMOST_ONE))
+        self._uniforms = g.split(uniforms, [1] * length, axis=1)
         temperature = g.input("temperature", FLOAT, "B")
         self._greedy = g.op("Less", temperature, g.floats(GREEDY_TEMPERATURE))
         self._temperature = unsqueeze(g, g.op("Max", temperature, g.floats(GREEDY_TEMPERATURE)), 1)
@@ -96,7 +98,9 @@ class DraftSampler:
         g = self._g
         with g.scope("sample"):
             greedy = g.op("ArgMax", logits, axis=-1, keepdims=0)
-            drawn = self._inverse_cdf(g.op("Softmax", g.op("Div", logits, self._temperature), axis=-1), step)
+            probabilities = g.op("Softmax", g.op("Div", logits, self._temperature), axis=-1)
+            invert = self._invert_in_bins if self._drafter.choices > BIN else self._invert
+            drawn = g.op("Squeeze", invert(probabilities, self._uniforms[step]), g.ints(1))
             token = g.op("Where", self._greedy, greedy, drawn)
             if self._ids is not None:
                 token = g.op("GatherND", self._ids[step], unsqueeze(g, token, 1), batch_dims=1)
@@ -111,8 +115,13 @@ class DraftSampler:
         tokens = g.op("Concat", *[unsqueeze(g, token, 1) for token in self._tokens], axis=1)
         g.output("tokens", tokens, INT64, "B", self._length)
 
-    def _inverse_cdf(self, probabilities: ir.Value, step: int) -> ir.Value:
-        """First id whose cumulative probability exceeds the uniform: the bin first, then the id in it."""
+    def _invert(self, probabilities: ir.Value, uniform: ir.Value) -> ir.Value:
+        """Index ``[B, 1]`` of the first of a few ``[B, n]`` whose cumulative probability exceeds the uniform."""
+        cumulative = self._g.op("CumSum", probabilities, self._g.constant(np.int64(1)))
+        return self._count_up_to(cumulative, self._g.op("Mul", self._last(cumulative), uniform))
+
+    def _invert_in_bins(self, probabilities: ir.Value, uniform: ir.Value) -> ir.Value:
+        """The same for a whole vocabulary: the bin first, then the index in it."""
         g = self._g
         missing = -self._drafter.choices % BIN
         if missing:
@@ -120,7 +129,7 @@ class DraftSampler:
         bins = g.reshape(probabilities, 0, -1, BIN)
         bin_cumulative = g.op("CumSum", g.op("ReduceSum", bins, g.ints(2), keepdims=0), g.constant(np.int64(1)))
         total = self._last(bin_cumulative)
-        mass = g.op("Mul", total, g.op("Min", self._uniforms[step], g.floats(ALMOST_ONE)))
+        mass = g.op("Mul", total, uniform)
         index = self._count_up_to(bin_cumulative, mass)
         chosen = g.op("GatherND", bins, index, batch_dims=1)
         cumulative = g.op("CumSum", chosen, g.constant(np.int64(1)))
@@ -133,8 +142,7 @@ class DraftSampler:
         rest = g.op("Max", rest, g.floats(0.0))  # rounding must not point before the first token with mass, either
         rest = g.op("Min", rest, g.op("Mul", self._last(cumulative), g.floats(ALMOST_ONE)))
         offset = self._count_up_to(cumulative, rest)
-        token = g.op("Add", g.op("Mul", index, g.ints(BIN)), offset)
-        return g.op("Squeeze", token, g.ints(1))
+        return g.op("Add", g.op("Mul", index, g.ints(BIN)), offset)
 
     def _last(self, cumulative: ir.Value) -> ir.Value:
         """The total ``[B, 1]`` of a cumulative sum ``[B, n]``."""
@@ -155,6 +163,7 @@ class _Repair:
         self._g = g
         self._kind = drafter.head
         self._rank = drafter.markov_rank
+        self._hidden_size = drafter.backbone.hidden_size
         self._confidence = drafter.confidence
         self._tensors = drafter.tensors
         self._state: ir.Value | None = None
@@ -182,12 +191,13 @@ class _Repair:
         bias = g.op("MatMul", self._candidate_rows[step], unsqueeze(g, chosen, 2))
         return g.op("Add", logits, g.op("Squeeze", bias, g.ints(2)))
 
-    def confidence(self, embedding: ir.Value | None, hidden: ir.Value) -> ir.Value:
-        """Confidence logit ``[B, 1]`` of one slot; it depends only on tokens before the slot's own."""
-        g = self._g
+    def confidence(self, hidden: ir.Value, embeddings: Sequence[ir.Value | None]) -> ir.Value:
+        """Confidence logits ``[B, γ]``; a slot's depends only on tokens before its own."""
+        g, length, width = self._g, len(embeddings), self._hidden_size
         if self._confidence is ConfidenceInput.HIDDEN_AND_MARKOV:
-            hidden = g.op("Concat", hidden, embedding, axis=-1)
-        return linear(g, hidden, self._tensors, "confidence_head.proj")
+            before = [unsqueeze(g, embedding, 1) for embedding in embeddings if embedding is not None]
+            hidden, width = g.op("Concat", hidden, g.op("Concat", *before, axis=1), axis=-1), width + self._rank
+        return g.reshape(linear(g, g.reshape(hidden, -1, width), self._tensors, "confidence_head.proj"), -1, length)
 
     def _vanilla(self, embedding: ir.Value, hidden: ir.Value) -> ir.Value:
         return embedding
