@@ -3,6 +3,16 @@
 from dspark.providers.errors import DSparkError, ProviderError
 from dspark.providers.provider import Provider
 from dspark.providers.registry import PROVIDERS, find_provider
-from dspark.providers.session import Call, Session
+from dspark.providers.session import Call, NodeTime, ProfiledSession, Session
 
-__all__ = ["PROVIDERS", "Call", "DSparkError", "Provider", "ProviderError", "Session", "find_provider"]
+__all__ = [
+    "PROVIDERS",
+    "Call",
+    "DSparkError",
+    "NodeTime",
+    "ProfiledSession",
+    "Provider",
+    "ProviderError",
+    "Session",
+    "find_provider",
+]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
 from dspark.providers.provider import Provider
-from dspark.providers.session import Session
+from dspark.providers.session import ProfiledSession, Session
 
 __all__ = ["CPU"]
 
@@ -17,6 +17,10 @@ class CpuProvider(Provider):
     def open(self, model: Path, *, threads: int | None) -> Session:
         """Loads a graph on the CPU provider."""
         return OnnxRuntimeSession(model, "CPUExecutionProvider", threads)
+
+    def profile(self, model: Path, *, threads: int | None) -> ProfiledSession:
+        """Loads a graph on the CPU provider with ONNX Runtime's profiler."""
+        return OnnxRuntimeSession(model, "CPUExecutionProvider", threads, profiled=True)
 
 
 CPU = CpuProvider(

@@ -1,13 +1,15 @@
 """Sessions that ONNX Runtime runs."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from numpy.typing import NDArray
 
 from dspark.providers.errors import ProviderError
-from dspark.providers.session import Call
+from dspark.providers.session import Call, NodeTime
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -17,6 +19,10 @@ INSTALL_HINT = (
 )
 
 
+KERNEL = "_kernel_time"
+"""Marks a profile's events that are runs of nodes."""
+
+
 class OnnxRuntimeSession:
     """A graph in an ONNX Runtime session on the host's memory.
 
@@ -24,9 +30,10 @@ class OnnxRuntimeSession:
         model: The graph's file.
         provider: Name of the execution provider in ONNX Runtime.
         threads: Worker threads; None lets ONNX Runtime choose one a core.
+        profiled: Whether the cost of every node is written down, which costs time itself.
     """
 
-    def __init__(self, model: Path, provider: str, threads: int | None) -> None:
+    def __init__(self, model: Path, provider: str, threads: int | None, *, profiled: bool = False) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -39,6 +46,10 @@ class OnnxRuntimeSession:
         options.log_severity_level = 3
         if threads is not None:
             options.intra_op_num_threads = threads
+        if profiled:
+            self._folder = TemporaryDirectory()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(self._folder.name) / model.stem)
         # The sessions of a bundle take turns on the same cores: workers must not spin into the next one's run.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
@@ -61,6 +72,15 @@ class OnnxRuntimeSession:
         except Exception as error:
             raise ProviderError(f"{self._model}: {name} cannot be bound: {_one_line(error)}") from error
         return _BoundCall(self._model, self._session, binding, [*inputs.values(), *outputs.values()])
+
+    def node_times(self) -> Sequence[NodeTime]:
+        """What a profiled session has written down; see ``ProfiledSession``."""
+        events = json.loads(Path(self._session.end_profiling()).read_text("utf-8"))
+        return [
+            NodeTime(event["name"].removesuffix(KERNEL), event["args"]["op_name"], event["dur"] / 1e6)
+            for event in events
+            if event["cat"] == "Node" and event["name"].endswith(KERNEL)
+        ]
 
 
 def _one_line(error: Exception) -> str:

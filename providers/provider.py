@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark.providers.session import Session
+from dspark.providers.errors import ProviderError
+from dspark.providers.session import ProfiledSession, Session
 
 __all__ = ["Provider"]
 
@@ -22,6 +23,14 @@ class Provider(ABC):
     name: str
     aliases: tuple[str, ...]
     precisions: frozenset[str]
+
+    def profile(self, model: Path, *, threads: int | None) -> ProfiledSession:
+        """Loads a graph as ``open`` does, to tell where its time goes.
+
+        Raises:
+            ProviderError: As ``open``, or the provider cannot tell.
+        """
+        raise ProviderError(f"{self.name} does not tell where a graph's time goes")
 
     @abstractmethod
     def open(self, model: Path, *, threads: int | None) -> Session:

@@ -1,11 +1,12 @@
 """What the runtime needs of a loaded graph, whatever runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-__all__ = ["Call", "Session"]
+__all__ = ["Call", "NodeTime", "ProfiledSession", "Session"]
 
 
 class Call(Protocol):
@@ -28,3 +29,25 @@ class Session(Protocol):
         Raises:
             ProviderError: The graph has no such input or output.
         """
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One run of one node of a graph.
+
+    Attributes:
+        name: The node's name.
+        operator: What it computes.
+        seconds: Time it took.
+    """
+
+    name: str
+    operator: str
+    seconds: float
+
+
+class ProfiledSession(Session, Protocol):
+    """A loaded graph that writes down what its nodes cost."""
+
+    def node_times(self) -> Sequence[NodeTime]:
+        """Every run of every node so far; after that nothing is written down any more."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.runtime.bench import default_prompts, run_benchmark
+from dspark.runtime.bench import BenchReport, default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.cli_options import (
@@ -29,6 +29,7 @@ from dspark.runtime.conversation import Conversation
 from dspark.runtime.display import show_bundle
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
+from dspark.runtime.graph_profile import GraphProfile, profile_graphs
 from dspark.runtime.inference import DSparkInference
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Completion, Request
@@ -196,12 +197,19 @@ def bench(
     max_draft_tokens: MaxDraftTokens = None,
     confidence_threshold: ConfidenceThreshold = None,
     threads: Threads = None,
+    profile_graph: Annotated[
+        bool, typer.Option("--profile-graph", help="Name each graph's most expensive operators instead.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measures plain and speculative decoding in one interleaved run, and where a round's time goes."""
     rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    report = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
+    report: BenchReport | GraphProfile
+    if profile_graph:
+        report = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages)
+    else:
+        report = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:

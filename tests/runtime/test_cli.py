@@ -399,6 +399,23 @@ def test_bench(name: str, run: Run, golden_bundle: GoldenBundle, tmp_path: Path)
         assert "Outputs identical with and without speculation: 2 of 2" in result.out
 
 
+@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+def test_bench_names_the_most_expensive_operators(name: str, run: Run, golden_bundle: GoldenBundle) -> None:
+    arguments = ["bench", golden_bundle(name), "--max-new-tokens", "6", "--profile-graph"]
+    graphs = json.loads(run(*arguments, "--json").out)
+    assert graphs.keys() == ({"target", "drafter"} if name == "eagle3" else {"target", "drafter", "head"})
+    for operators in graphs.values():
+        assert 1 < len(operators) <= 10
+        shares = [each["share"] for each in operators]
+        assert shares == sorted(shares, reverse=True)
+        assert 0.3 < sum(shares) <= 1.0001
+        assert len({(each["name"], each["operator"]) for each in operators}) == len(operators)
+        assert all(each["runs"] > 0 and each["seconds"] > 0 for each in operators)
+    down = [each for each in graphs["target"] if each["operator"] == "Gemm"]
+    assert any("layers.*/mlp" in each["name"] for each in down)
+    assert "Most expensive operators of the target graph" in run(*arguments).out
+
+
 def test_bench_has_prompts_of_its_own(run: Run, vanilla: Path) -> None:
     result = run("bench", vanilla, "--max-new-tokens", "3", "--json")
     assert result.code == 0

@@ -1,0 +1,116 @@
+"""Which operators of each graph the time goes to."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dspark.providers import NodeTime, find_provider
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.calibration import read_calibration
+from dspark.runtime.errors import RequestError
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.rows import parse_row
+from dspark.runtime.sampling import SamplingParams
+
+__all__ = ["GraphProfile", "OperatorShare", "profile_graphs"]
+
+SHOWN = 10
+NUMBER = re.compile(r"(?<=[._])\d+(?=/|$)")
+"""A layer, a step, or the place of a node: what equal parts of a graph differ by."""
+
+
+@dataclass(frozen=True)
+class OperatorShare:
+    """All nodes that do the same in different layers.
+
+    Attributes:
+        name: Their name without numbers.
+        operator: What they compute.
+        seconds: Their time in all runs together.
+        runs: How often one of them ran.
+        share: Their part of all nodes' time.
+    """
+
+    name: str
+    operator: str
+    seconds: float
+    runs: int
+    share: float
+
+
+@dataclass(frozen=True)
+class GraphProfile:
+    """The most expensive operators of each graph, the most expensive first."""
+
+    graphs: Mapping[str, Sequence[OperatorShare]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures for JSON."""
+        return {graph: [vars(operator) for operator in operators] for graph, operators in self.graphs.items()}
+
+    def show(self, console: Console) -> None:
+        """Prints a table a graph."""
+        for graph, operators in self.graphs.items():
+            table = Table("Operator", "Nodes", title=f"Most expensive operators of the {graph} graph")
+            table.title_justify = "left"
+            for name in ("µs a run", "runs", "share"):
+                table.add_column(name, justify="right")
+            for each in operators:
+                cost = 1e6 * each.seconds / each.runs
+                table.add_row(each.operator, each.name, f"{cost:.1f}", f"{each.runs:,}", f"{each.share:.1%}")
+            console.print(table)
+
+
+def profile_graphs(
+    path: Path,
+    rows: Sequence[Mapping[str, Any] | RequestError],
+    options: SpeculationOptions,
+    max_new_tokens: int,
+    threads: int | None,
+    console: Console,
+) -> GraphProfile:
+    """Generates greedily, batch 1, with every node's time written down.
+
+    Args:
+        path: The bundle.
+        rows: Prompts, as ``dspark-run generate`` takes them.
+        options: How to speculate.
+        max_new_tokens: Tokens generated a prompt.
+        threads: Host threads.
+        console: Shows the progress.
+    """
+    bundle = Bundle.open(path)
+    manifest = bundle.manifest
+    names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
+    files, provider = manifest.graphs.model_dump(), find_provider("cpu")
+    sessions = {name: provider.profile(bundle.file(files[name]), threads=threads) for name in names}
+    limit = manifest.target.context_length
+    inference = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle))
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for row in progress.track(rows, description="Profiling"):
+            if isinstance(row, RequestError):
+                raise row
+            inference.run([parse_row(inference, row, params, raw=False)])
+    return GraphProfile({name: most_expensive(session.node_times()) for name, session in sessions.items()})
+
+
+def most_expensive(nodes: Sequence[NodeTime]) -> list[OperatorShare]:
+    """Adds up nodes of the same kind and returns the ones that took most time."""
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    runs: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for node in nodes:
+        key = NUMBER.sub("*", node.name), node.operator
+        seconds[key] += node.seconds
+        runs[key] += 1
+    total = sum(seconds.values())
+    first = sorted(seconds, key=lambda key: -seconds[key])[:SHOWN]
+    return [OperatorShare(*key, seconds[key], runs[key], seconds[key] / total) for key in first]
