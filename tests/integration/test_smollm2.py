@@ -7,16 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dspark.exporter.export import export_bundle, prepare
+from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.inference import open_sessions
 from dspark.runtime.target import Target, TokenRun
+from tests.graph_host import Host
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = Path(__file__).parent.parent.parent / "samples" / "prompts"
+SAMPLES = Path(__file__).parents[2] / "samples"
+PROMPTS, DRAFTER = SAMPLES / "prompts", SAMPLES / "smollm2" / "drafter"
 NEAR_TIE = 1e-3
 """Logits: a difference between two ways of decoding counts only where the best two are further apart."""
 
@@ -38,19 +42,39 @@ def margin(bundle: Path, ids: list[int]) -> float:
     return float(best - second)
 
 
-def test_greedy_output_equals_plain_decoding(smollm2_bundle: Path) -> None:
+@pytest.fixture(scope="module")
+def bundle(request: pytest.FixtureRequest, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with the quickstart's drafter, in a precision."""
+    output = tmp_path_factory.mktemp("smollm2") / request.param
+    profile = PrecisionProfile.of(Precision(request.param))
+    export_bundle(prepare(smollm2_gguf, DRAFTER, output, precision=profile, draft_vocabulary=8192, draft_top_k=64))
+    return output
+
+
+@pytest.mark.parametrize("bundle", ["int8"], indirect=True)
+def test_int8_does_not_depend_on_neighbours(bundle: Path) -> None:
+    """Not by one bit. The tokens are their texts' first, so attention has one key and changes nothing."""
+    host = Host(bundle)
+    texts = [[token] for token in np.random.default_rng(0).integers(0, 49152, 24).tolist()]
+    together = host.step([host.request(text) for text in texts], [1] * len(texts), spare=1)[0]
+    for text, beside in zip(texts, together, strict=True):
+        assert np.array_equal(host.step([host.request(text)], [1], spare=1)[0][0], beside)
+
+
+@pytest.mark.parametrize("bundle", ["fp32", "int8"], indirect=True)
+def test_greedy_output_equals_plain_decoding(bundle: Path) -> None:
     asked, params = prompts(100), SamplingParams(max_new_tokens=32)
-    plain = DSparkInference.load(smollm2_bundle, options=SpeculationOptions("off"))
+    plain = DSparkInference.load(bundle, options=SpeculationOptions("off"))
     expected = plain.generate(asked, params)
     for name in ("fixed", "threshold"):
-        found = DSparkInference.load(smollm2_bundle, options=SpeculationOptions(name)).generate(asked, params)
+        found = DSparkInference.load(bundle, options=SpeculationOptions(name)).generate(asked, params)
         accepted = sum(sum(done.stats.accepted_lengths) for done in found)
         assert accepted > 300, "the drafter must have been of use"
         for prompt, before, after in zip(asked, expected, found, strict=True):
             if before.token_ids != after.token_ids:
                 pairs = zip(before.token_ids, after.token_ids, strict=False)
                 same = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-                assert margin(smollm2_bundle, plain.encode(prompt) + same) <= NEAR_TIE, prompt
+                assert margin(bundle, plain.encode(prompt) + same) <= NEAR_TIE, prompt
 
 
 def test_long_prompt(smollm2_bundle: Path) -> None:

@@ -14,7 +14,7 @@ from dspark.runtime.cli import main
 
 __all__ = ["Result", "Run", "runner"]
 
-COMPUTING = {"generate", "chat", "bench", "evaluate", "calibrate"}
+COMPUTING = {"generate", "chat", "bench", "evaluate", "calibrate", "compare"}
 
 
 @dataclass(frozen=True)
