@@ -128,5 +128,7 @@ class Sampler:
 
 def _residual(p: Distribution, q: Distribution, vocabulary_size: int) -> Distribution:
     """max(p − q, 0), from which the token after a rejection is drawn."""
+    if len(p.weights) == 1:  # greedy: only its own token can follow
+        return p
     residual = Distribution(np.maximum(p.dense(vocabulary_size) - q.dense(vocabulary_size), 0))
     return residual if residual.total > _SMALLEST_RESIDUAL else p

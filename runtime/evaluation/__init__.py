@@ -1,1 +1,1 @@
-"""Measures a drafter: acceptance, speed, and how honest its confidences are; fits their calibration; compares bundles."""
+"""Measures a drafter: acceptance, speed, how honest its confidences are; fits their calibration; compares bundles."""
