@@ -3,7 +3,8 @@
 The drafter learns the target's whole distribution over its own conversations (``generate_data.py``): first by
 cross-entropy alone, which pulls from anywhere, then by the paper's losses, which count what acceptance counts. The
 learning rate falls to zero over the time given, so that any budget ends with a finished drafter. Broken off, the same
-command goes on from its last checkpoint.
+command goes on from its last checkpoint. Conversations that were kept apart (``--confidence-data``) make the confidence
+head honest at the end.
 
 The output is a checkpoint in DeepSpec's layout, without embedding and LM head: ``dspark-export --drafter`` reads it.
 """
@@ -70,6 +71,9 @@ def main(
     start_from: Annotated[
         Path | None, typer.Option(help="A drafter of this shape to train on, or with fewer layers.")
     ] = None,
+    confidence_data: Annotated[
+        list[Path] | None, typer.Option(help="Other conversations; at the end the confidence head is fitted to them.")
+    ] = None,
     features: Annotated[Path | None, typer.Option(help="Keeps the target's.", show_default="in the output")] = None,
     precision: Annotated[Precision | None, typer.Option(help="Of products.", show_default="bf16 if fast here")] = None,
     threads: Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")] = None,
@@ -130,7 +134,8 @@ def main(
         for layer in [*model.model.layers, *drafter.layers]:
             layer.compile()
     fingerprint = f"{[hash_file(path) for path in description.files]} {bf16}"
-    store = FeatureStore(features or output / "features", conversations, config.taps, model, fingerprint)
+    folder = features or output / "features"
+    store = FeatureStore(folder, conversations, config.taps, model, fingerprint)
     parameters = sum(value.numel() for value in drafter.parameters())
     console.print(
         f"{kind}: {parameters / 1e6:.1f} million parameters, {len(conversations)} conversations with "
@@ -139,7 +144,12 @@ def main(
     (output / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
     vocabulary = LossVocabulary(training.token_counts(vocabulary_size), loss_vocabulary, loss_samples)
     lm_head = model.get_output_embeddings().weight
-    Trainer(drafter.to(device), lm_head, store, held_out, vocabulary, settings, output, console).run()
+    trainer = Trainer(drafter.to(device), lm_head, store, held_out, vocabulary, settings, output, console)
+    trainer.run()
+    if confidence_data:
+        trainer.fit_confidence(
+            FeatureStore(folder, Conversations.read(confidence_data), config.taps, model, fingerprint)
+        )
 
 
 def has_fast_bf16(device: torch.device) -> bool:

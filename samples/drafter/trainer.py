@@ -9,11 +9,13 @@ from time import perf_counter
 
 import torch
 from checkpoint import check_same_drafter, save_checkpoint
+from confidence import fit_confidence
 from conversations import sample_anchors
 from drafters import Drafter
 from features import FeatureStore
 from losses import WHOLE_VOCABULARY, Losses, LossVocabulary, LossWeights, Vocabulary, compare, compute_losses
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 __all__ = ["Settings", "Trainer"]
@@ -124,6 +126,34 @@ class Trainer:
                 due += interval
                 losses.clear()
 
+    def fit_confidence(self, store: FeatureStore) -> None:
+        """Fits the confidence head to conversations that were not trained on, and saves it.
+
+        Args:
+            store: These conversations.
+
+        Raises:
+            ValueError: The drafter has no confidence head.
+        """
+        head = self._drafter.confidence_head
+        if head is None:
+            raise ValueError(f"a {self._drafter.config.kind} drafter has no confidence head to fit")
+        generator = torch.Generator().manual_seed(self._settings.seed)
+        inputs, acceptance = [], []
+        reading = head.proj.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0].float()))
+        with torch.no_grad():
+            for at in track(range(0, len(store.conversations), self._settings.rows), description="Fitting confidences"):
+                indices = list(range(at, min(at + self._settings.rows, len(store.conversations))))
+                losses, valid = self._losses(
+                    store, indices, self._settings.anchors, WHOLE_VOCABULARY, LossWeights(), generator
+                )
+                inputs[-1] = inputs[-1][valid]
+                acceptance.append(losses.acceptance[valid])
+        reading.remove()
+        fit_confidence(head, torch.cat(inputs), torch.cat(acceptance))
+        self._save()
+        self._report(None)
+
     def _batches(self) -> Iterator[list[list[int]]]:
         """For each step the passes' conversations; every one once, in random order, before any comes again."""
         count = len(self._store.conversations) - self._held_out
@@ -148,7 +178,7 @@ class Trainer:
         total = 0.0
         for indices in passes:
             vocabulary = self._vocabulary.draw(self._generator)
-            losses, _ = self._losses(indices, settings.anchors, vocabulary, weights, self._generator)
+            losses, _ = self._losses(self._store, indices, settings.anchors, vocabulary, weights, self._generator)
             (losses.total / len(passes)).backward()
             total += float(losses.total.detach()) / len(passes)
         norm = nn.utils.clip_grad_norm_(self._drafter.parameters(), 1.0)
@@ -161,6 +191,7 @@ class Trainer:
 
     def _losses(
         self,
+        store: FeatureStore,
         indices: list[int],
         anchors: int,
         vocabulary: Vocabulary,
@@ -169,7 +200,7 @@ class Trainer:
     ) -> tuple[Losses, Tensor]:
         """Losses of some conversations, and which slots are valid."""
         device, drafter = self._lm_head.device, self._drafter
-        rows = self._store.rows(indices)
+        rows = store.rows(indices)
         places, valid = sample_anchors(rows.responses, anchors, drafter.config.block_size, generator)
         rows, places, valid = rows.to(device, self._lm_head.dtype), places.to(device), valid.to(device)
         bias = None if drafter.markov_head is None else drafter.markov_head.markov_w2
@@ -188,7 +219,9 @@ class Trainer:
         acceptance, length, greedy_length, bias = torch.zeros(size), 0.0, 0.0, 0.0
         for at in range(0, self._held_out, self._settings.rows):
             indices = list(range(at, min(at + self._settings.rows, self._held_out)))
-            losses, valid = self._losses(indices, EVALUATION_ANCHORS, WHOLE_VOCABULARY, LossWeights(), generator)
+            losses, valid = self._losses(
+                self._store, indices, EVALUATION_ANCHORS, WHOLE_VOCABULARY, LossWeights(), generator
+            )
             assert losses.agreement is not None
             whole = valid[..., -1]  # blocks that end inside the response
             drafts += int(whole.sum())

@@ -19,9 +19,9 @@ VOCABULARY, BLOCK, MASK = 96, 4, 95
 KINDS = ["dspark vanilla", "dspark gated", "dspark rnn", "dflash vanilla", "eagle3 vanilla"]
 
 
-def write_conversations(path: Path, count: int = 24, length: int = 40) -> Path:
+def write_conversations(path: Path, count: int = 24, length: int = 40, seed: int = 0) -> Path:
     """Texts in which every token follows from the one before, mostly."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     ids = np.zeros((count, length), np.uint16)
     mask = np.zeros((count, length), np.uint8)
     for row in range(count):
@@ -39,6 +39,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
 
     target = folder / "target"
     if not target.exists():
+        folder.mkdir(exist_ok=True)
         write_target(target)
     options: dict[str, Any] = {
         "kind": trainer.DrafterKind(kind),
@@ -59,6 +60,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
         "held_out": 4,
         "evaluate_every": 1.0,
         "start_from": None,
+        "confidence_data": None,
         "features": folder / "features",
         "precision": trainer.Precision("fp32"),
         "threads": 1,
@@ -66,7 +68,7 @@ def train(folder: Path, kind: str, head: str, **changes: Any) -> tuple[Path, Pat
         "seed": 0,
     }
     output = folder / f"{kind}-{head}"
-    data = [write_conversations(folder / "data.npz")]
+    data = [changes.pop("data", None) or write_conversations(folder / "data.npz")]
     trainer.main(target=target, data=data, output=output, **{**options, **changes})
     return target, output
 
@@ -190,6 +192,26 @@ def test_training_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert log[1]["acceptance"][0] > log[0]["acceptance"][0] + 0.1
     with pytest.raises(ValueError, match="is another drafter: its markov_head_type is vanilla, not gated"):
         train(again, "dspark", "gated", start_from=first)
+
+
+def test_confidences_are_fitted_to_other_conversations(tmp_path: Path) -> None:
+    """The head alone changes, and on those conversations it is right on average."""
+    from safetensors.torch import load_file
+
+    _, output = train(tmp_path, "dspark", "vanilla", minutes=0.05)
+    before = load_file(output / "model.safetensors")
+    other = write_conversations(tmp_path / "other.npz", count=16, seed=1)
+    _, again = train(tmp_path, "dspark", "vanilla", minutes=0.05, confidence_data=[other])
+    assert again == output
+    after = load_file(output / "model.safetensors")
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {"confidence_head.proj.weight", "confidence_head.proj.bias"}
+
+    _, unfitted = train(tmp_path / "unfitted", "dspark", "vanilla", data=other, start_from=output, minutes=0.01)
+    log = json.loads((unfitted / "log.jsonl").read_text().splitlines()[0])
+    assert abs(log["confidence_bias"]) < 0.03
+    with pytest.raises(ValueError, match="a dflash drafter has no confidence head to fit"):
+        train(tmp_path, "dflash", "vanilla", minutes=0.01, confidence_data=[other])
 
 
 def test_added_layers_change_nothing_before_they_learn(tmp_path: Path) -> None:
