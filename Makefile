@@ -54,4 +54,5 @@ $(GGUF): | $(VENV)/.installed
 	$(BIN)/python samples/smollm2/fetch.py $@
 
 $(BUNDLE)/manifest.json: $(VENV)/.installed $(GGUF) $(DRAFTER)
-	$(BIN)/dspark-export $(GGUF) --drafter samples/smollm2/drafter --output $(BUNDLE) --force
+	$(BIN)/dspark-export $(GGUF) --drafter samples/smollm2/drafter --output $(BUNDLE) --force \
+		--draft-vocabulary 8192 --draft-vocabulary-from samples/smollm2/conversations.npz --draft-top-k 64
