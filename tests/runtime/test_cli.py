@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -457,7 +457,8 @@ def test_ctrl_c_ends_generate_with_130(vanilla: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(jsonl(*[{"prompt_ids": ids("tead "), "max_new_tokens": 500}] * 500))
     command = [*COMMAND, "generate", str(vanilla), "--input", str(file), "--batch-size", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    listens = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listens) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"i"
         process.send_signal(signal.SIGINT)
