@@ -62,7 +62,7 @@ def cut_vocabulary(drafter: Drafter, target: Target, tokens: NDArray[np.int64]) 
         )
     tensors = {**drafter.tensors}
     tensors.setdefault("lm_head.weight", target.tables["lm_head.weight"])
-    cut = {name: _Rows(tensors[name], tokens) for name in CUT if name in tensors}
+    cut = {name: _SelectedRows(tensors[name], tokens) for name in CUT if name in tensors}
     return replace(drafter, vocabulary_size=len(tokens), draft_vocabulary=tokens, tensors=tensors | cut)
 
 
@@ -83,7 +83,7 @@ def limit_choices(drafter: Drafter | None, top_k: int) -> Drafter:
     return replace(drafter, top_k=top_k)
 
 
-class _Rows(LazyTensor):
+class _SelectedRows(LazyTensor):
     """Some rows of a tensor, increasing."""
 
     def __init__(self, source: LazyTensor, rows: NDArray[np.int64]) -> None:

@@ -31,11 +31,11 @@ def join_projections(model: Model) -> Model:
             for kind in ("weight", "bias"):
                 names = [f"layers.{layer}.{part}.{kind}" for part in parts]
                 if names[0] in tensors:  # biases come for all of them or for none
-                    tensors[f"layers.{layer}.{joined}.{kind}"] = _Rows([tensors.pop(name) for name in names])
+                    tensors[f"layers.{layer}.{joined}.{kind}"] = _JoinedRows([tensors.pop(name) for name in names])
     return replace(model, tensors=tensors)
 
 
-class _Rows(LazyTensor):
+class _JoinedRows(LazyTensor):
     """Tensors of the same width, one after the other."""
 
     def __init__(self, parts: Sequence[LazyTensor]) -> None:

@@ -15,7 +15,7 @@ from dspark.providers import NodeTime, find_provider
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference
+from dspark.runtime.inference import DSparkInference, load_graphs
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
@@ -87,11 +87,11 @@ def profile_graphs(
         threads: Host threads.
         console: Shows the progress.
     """
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
     names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
-    files, provider = manifest.graphs.model_dump(), find_provider("cpu")
-    sessions = {name: provider.profile(bundle.file(files[name]), threads=threads) for name in names}
+    provider = find_provider("cpu")
+    sessions = load_graphs(bundle, provider, provider.profile, names, threads, check_hashes=None)
     limit = manifest.target.context_length
     inference = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle))
     params = SamplingParams(max_new_tokens=max_new_tokens)

@@ -1,12 +1,12 @@
 """The public API: load a bundle, generate, stream, converse."""
 
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,12 +28,13 @@ from dspark.runtime.text import TextProcessor, TextStream
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "open_sessions"]
+__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "open_sessions"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
 
 MOST_REQUESTS = 1024
+Loaded = TypeVar("Loaded", bound=Session)
 
 
 @dataclass(frozen=True)
@@ -307,11 +308,24 @@ def check_batch_size(batch_size: int) -> None:
 def open_sessions(
     bundle: Bundle, provider: Provider, names: Sequence[str], threads: int | None, check_hashes: bool | None
 ) -> dict[str, Session]:
+    """``load_graphs`` to run them."""
+    return load_graphs(bundle, provider, provider.open, names, threads, check_hashes)
+
+
+def load_graphs(
+    bundle: Bundle,
+    provider: Provider,
+    load: Callable[..., Loaded],
+    names: Sequence[str],
+    threads: int | None,
+    check_hashes: bool | None,
+) -> dict[str, Loaded]:
     """Loads graphs side by side, and checks the files' hashes meanwhile.
 
     Args:
         bundle: The bundle.
         provider: Runs the graphs.
+        load: Its ``open`` or its ``profile``.
         names: The graphs to load.
         threads: See ``DSparkInference.load``.
         check_hashes: See ``Bundle.open``.
@@ -336,7 +350,7 @@ def open_sessions(
     with ThreadPoolExecutor() as pool:
         checked = pool.submit(bundle.check_hashes, check_hashes)
         files = manifest.graphs.model_dump()
-        opened = {name: pool.submit(provider.open, bundle.file(files[name]), threads=threads) for name in names}
+        opened = {name: pool.submit(load, bundle.file(files[name]), threads=threads) for name in names}
         checked.result()  # an altered file is the better error than what a session makes of it
         return {name: session.result() for name, session in opened.items()}
 

@@ -80,12 +80,12 @@ class DraftSampler:
         self._length = length
         self._ids: list[ir.Value] | None = None
         if candidates is not None:
-            ids = candidates
-            if drafter.draft_vocabulary is not None:
+            if drafter.draft_vocabulary is None:
+                ids = g.op("Identity", candidates)  # an input cannot be an output
+            else:
                 ids = g.op("Gather", g.constant(drafter.draft_vocabulary), candidates, axis=0)
             self._ids = step_values(g, ids, length)
-            each = [unsqueeze(g, part, 1) for part in self._ids]
-            g.output(DRAFT_IDS, g.op("Concat", *each, axis=1), INT64, "B", length, drafter.choices)
+            g.output(DRAFT_IDS, ids, INT64, "B", length, drafter.choices)
         uniforms = g.op("Min", g.input("uniform", FLOAT, "B", length), g.floats(ALMOST_ONE))
         self._uniforms = g.split(uniforms, [1] * length, axis=1)
         temperature = g.input("temperature", FLOAT, "B")

@@ -11,7 +11,13 @@ __all__ = ["Encoding"]
 
 
 class Encoding(ABC):
-    """One precision of linear layers and tables. What a graph hands on is float32 whatever the encoding."""
+    """One precision of linear layers and tables. What a graph hands on is float32 whatever the encoding.
+
+    Attributes:
+        rounds_inputs: Whether what is multiplied with may be rounded to whole numbers.
+    """
+
+    rounds_inputs = False
 
     @abstractmethod
     def multiply(self, g: GraphBuilder, x: ir.Value, name: str, weight: LazyTensor) -> ir.Value:

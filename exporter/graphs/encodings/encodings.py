@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from dspark.exporter.graphs.encodings.encoding import Encoding
 from dspark.exporter.graphs.encodings.float32 import Float32
-from dspark.exporter.graphs.encodings.int4 import Int4
-from dspark.exporter.graphs.encodings.int8 import Int8
 
 __all__ = ["Encodings"]
 
@@ -31,6 +29,6 @@ class Encodings:
         name = layer.rpartition("drafter.")[2]
         if name == "lm_head":
             return self.tables
-        if name == "confidence_head.proj" or (name == "fc" and isinstance(self.linear, Int8 | Int4)):
+        if name == "confidence_head.proj" or (name == "fc" and self.linear.rounds_inputs):
             return Float32()
         return self.linear

@@ -19,6 +19,8 @@ class Int4(Encoding):
             the device.
     """
 
+    rounds_inputs = True
+
     def __init__(self, block_size: int, accuracy_level: int) -> None:
         self._packing = Int4Packing(block_size)
         self._accuracy_level = accuracy_level

@@ -35,6 +35,8 @@ class Int8(Encoding):
     scale over a whole tensor. Sums of whole numbers are exact in any order.
     """
 
+    rounds_inputs = True
+
     def multiply(self, g: GraphBuilder, x: ir.Value, name: str, weight: LazyTensor) -> ir.Value:
         """ONNX Runtime's QGemm; unlike MatMulInteger it reads weights as ``[out, in]``, so tables can be shared."""
         stored, scales = g.packed(name, weight, ROTATED_INT8)
