@@ -15,7 +15,7 @@ from dspark.exporter.errors import DSparkError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
-from dspark.runtime.bundle import Manifest
+from dspark.runtime.bundle import CacheForm, Manifest
 
 __all__ = ["main"]
 
@@ -51,6 +51,10 @@ def export(
     draft_top_k: Annotated[
         int | None, typer.Option(help="Likeliest tokens of a slot that the head chooses from.", show_default="all")
     ] = None,
+    cache_form: Annotated[
+        CacheForm,
+        typer.Option(help="Whether the target writes new rows into its cache, or returns them (NPUs cannot write)."),
+    ] = "in-place",
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).")
     ] = False,
@@ -70,6 +74,7 @@ def export(
         draft_vocabulary=draft_vocabulary,
         draft_vocabulary_from=draft_vocabulary_from,
         draft_top_k=draft_top_k,
+        cache_form=cache_form,
     )
     manifest = _export(planned)
     _show(manifest, output)

@@ -21,6 +21,7 @@ from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle import (
     MANIFEST,
+    CacheForm,
     CacheInfo,
     DrafterInfo,
     FileInfo,
@@ -57,6 +58,7 @@ class Export:
         force: Whether an existing bundle is replaced.
         precision: Of the target's graph.
         draft_precision: Of the drafter's and the head's.
+        cache_form: How the target's graph keeps keys and values.
     """
 
     target: Target
@@ -65,6 +67,7 @@ class Export:
     force: bool
     precision: PrecisionProfile = FLOAT32_PROFILE
     draft_precision: PrecisionProfile = FLOAT32_PROFILE
+    cache_form: CacheForm = "in-place"
 
     @property
     def weight_bytes(self) -> int:
@@ -86,6 +89,7 @@ def prepare(
     draft_vocabulary: int | None = None,
     draft_vocabulary_from: Path | None = None,
     draft_top_k: int | None = None,
+    cache_form: CacheForm = "in-place",
 ) -> Export:
     """Reads both checkpoints' headers and refuses what cannot work, before anything is written.
 
@@ -99,6 +103,7 @@ def prepare(
         draft_vocabulary: Tokens that the drafter may draft; by default all.
         draft_vocabulary_from: Text to take the most frequent ones of, see ``frequent_tokens``.
         draft_top_k: Tokens of each slot, the likeliest before its repair, that the head chooses from; by default all.
+        cache_form: How the target's graph keeps keys and values, see ``Manifest``.
 
     Raises:
         CheckpointError: A checkpoint is unsupported, damaged, or does not fit its target.
@@ -118,7 +123,7 @@ def prepare(
         described_drafter = cut_vocabulary(described_drafter, described, tokens)
     if draft_top_k is not None:
         described_drafter = limit_choices(described_drafter, draft_top_k)
-    return Export(described, described_drafter, output, force, precision, draft_precision or precision)
+    return Export(described, described_drafter, output, force, precision, draft_precision or precision, cache_form)
 
 
 def export_bundle(export: Export, on_bytes: Callable[[int], None] = lambda count: None) -> Manifest:
@@ -192,7 +197,8 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
     profiles = {"target": export.precision, "drafter": export.draft_precision, "head": export.draft_precision}
     encodings = export.draft_precision.encodings()
     with WeightFile(folder / WEIGHTS, on_bytes) as weights:
-        graphs = {"target": build_target(target, drafter, weights, export.precision.encodings())}
+        own = export.precision.encodings()
+        graphs = {"target": build_target(target, drafter, weights, own, export.cache_form)}
         if drafter is not None and drafter.kind is DrafterKind.EAGLE3:
             graphs["drafter"] = build_eagle3_drafter(drafter, target, weights, encodings)
         elif drafter is not None:
@@ -210,6 +216,7 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         graphs=GraphFiles(**{name: f"{name}.onnx" for name in graphs}),
         text=text,
         precision={name: _precision_info(profiles[name]) for name in graphs},
+        cache_form=export.cache_form,
         producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
         files={
             path.name: FileInfo(bytes=path.stat().st_size, sha256=hash_file(path)) for path in sorted(folder.iterdir())

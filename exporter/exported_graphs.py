@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,12 +12,31 @@ from numpy.typing import NDArray
 
 from dspark.exporter.errors import ParityError
 from dspark.runtime.bundle import Bundle, CacheInfo, DrafterInfo
-from dspark.runtime.contract import FEATURE, MASKED, cache_names, context_names, delta_names
+from dspark.runtime.contract import (
+    FEATURE,
+    MASKED,
+    WRITE_INDEX,
+    cache_names,
+    context_names,
+    delta_names,
+    present_context_names,
+    present_names,
+)
 
 __all__ = ["Arrays", "ExportedGraphs"]
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 """Graph inputs or outputs by name."""
+LayerNames: TypeAlias = Callable[[int], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Keys or values of a layer: the graph's input, its output that extends them, and their shape."""
+
+    past: str
+    extended: str
+    info: CacheInfo
 
 
 class ExportedGraphs:
@@ -59,12 +79,18 @@ class ExportedGraphs:
                 inputs["rope_lengths"] = np.full(stop - start, len(ids))
             return inputs
 
-        pieces = self._in_two_pieces("target", len(ids), info.cache, cache_names, feeds)
+        in_place = self._manifest.cache_form == "in-place"
+        caches = _caches(info.cache, cache_names, present_names if in_place else delta_names)
+        context: list[_Cache] = []
+        if in_place and self._manifest.drafter is not None and self._manifest.drafter.kind != "eagle3":
+            context = _caches(self._manifest.drafter.cache, context_names, present_context_names)
+        pieces, cached = self._in_two_pieces("target", len(ids), [*caches, *context], feeds, in_place=in_place)
         # Rows of draft layers are [1, Hkv, T, D]; everything else has one row a token.
-        return {
+        joined = {
             name: np.concatenate([piece[name] for piece in pieces], axis=2 if first.ndim == 4 else 0)
             for name, first in pieces[0].items()
         }
+        return joined | {cache.past: cached[cache.past] for cache in context}
 
     def block(self, context: Arrays, anchor: int) -> Arrays:
         """Runs a block drafter after its context: ``hidden [1, γ, H]`` and ``base_logits [1, γ, V']``."""
@@ -96,7 +122,9 @@ class ExportedGraphs:
                 **self._greedy(),
             }
 
-        return self._in_two_pieces("drafter", len(following), self._drafter.cache, context_names, feeds)[-1]
+        caches = _caches(self._drafter.cache, context_names, delta_names)
+        pieces, _ = self._in_two_pieces("drafter", len(following), caches, feeds, in_place=False)
+        return pieces[-1]
 
     @property
     def _drafter(self) -> DrafterInfo:
@@ -110,38 +138,38 @@ class ExportedGraphs:
         }
 
     def _in_two_pieces(
-        self,
-        graph: str,
-        length: int,
-        info: CacheInfo,
-        past_names: Callable[[int], Sequence[str]],
-        feeds: Callable[[int, int], Arrays],
-    ) -> list[Arrays]:
+        self, graph: str, length: int, caches: Sequence[_Cache], feeds: Callable[[int, int], Arrays], *, in_place: bool
+    ) -> tuple[list[Arrays], Arrays]:
         """Runs a graph that extends its cache.
 
         Args:
             graph: Its name.
             length: Tokens of the text, and room of the cache.
-            info: The cache's shape.
-            past_names: Names of a layer's cached keys and values.
+            caches: Its cached keys and values.
             feeds: The other inputs for tokens ``start … stop − 1``, without the attention bias.
+            in_place: Whether it writes new rows into the cache, instead of returning them.
 
         Returns:
-            What each piece returned besides its new rows.
+            What each piece returned besides its new rows, and the cache at the end.
         """
-        shape = (1, info.kv_heads, length, info.head_dim)
-        pairs = [
-            pair for layer in range(info.layers) for pair in zip(past_names(layer), delta_names(layer), strict=True)
-        ]
-        past = {name: np.zeros(shape, np.float32) for name, _ in pairs}
+        cached = {
+            cache.past: np.zeros((1, cache.info.kv_heads, length, cache.info.head_dim), np.float32) for cache in caches
+        }
         pieces = []
         for start, stop in pairwise(sorted({0, length // 2, length})):
-            bias = _causal_bias(start, stop, length)
-            outputs = self._run(graph, {**feeds(start, stop), **past, "attention_bias": bias})
-            for name, delta in pairs:
-                past[name][:, :, start:stop] = outputs.pop(delta)
+            inputs = {**feeds(start, stop), **cached}
+            if in_place:
+                inputs[WRITE_INDEX] = np.array([start])
+            bias = _seen(start, stop, length) if in_place else _seen_before_and_among(start, stop, length)
+            outputs = self._run(graph, {**inputs, "attention_bias": np.where(bias, np.float32(0), np.float32(MASKED))})
+            for cache in caches:
+                rows = outputs.pop(cache.extended)
+                if in_place:
+                    cached[cache.past] = rows
+                else:
+                    cached[cache.past][:, :, start:stop] = rows
             pieces.append(outputs)
-        return pieces
+        return pieces, cached
 
     def _run(self, graph: str, inputs: Arrays) -> Arrays:
         session = self._sessions[graph]
@@ -167,9 +195,21 @@ def _explained(graph: str) -> Iterator[None]:
         raise ParityError(f"ONNX Runtime cannot run the {graph} graph: {error}") from error
 
 
-def _causal_bias(start: int, stop: int, capacity: int) -> NDArray[np.float32]:
-    """Bias ``[1, 1, 1, T, S + T]`` for tokens ``start … stop − 1`` over a cache of S rows that holds those before."""
+def _seen(start: int, stop: int, capacity: int) -> NDArray[np.bool_]:
+    """Which of S rows tokens ``start … stop − 1`` see, their own among them: ``[1, 1, 1, T, S]``."""
+    return (np.arange(capacity) <= np.arange(start, stop)[:, None])[None, None, None]
+
+
+def _seen_before_and_among(start: int, stop: int, capacity: int) -> NDArray[np.bool_]:
+    """Which of S rows before them and of each other tokens ``start … stop − 1`` see: ``[1, 1, 1, T, S + T]``."""
     rows, new = np.arange(capacity), np.arange(start, stop)
     past_seen = np.broadcast_to(rows < start, (len(new), capacity))
-    seen = np.concatenate([past_seen, new <= new[:, None]], axis=1)
-    return np.where(seen, np.float32(0), np.float32(MASKED))[None, None, None]
+    return np.concatenate([past_seen, new <= new[:, None]], axis=1)[None, None, None]
+
+
+def _caches(info: CacheInfo, past_names: LayerNames, extended_names: LayerNames) -> list[_Cache]:
+    return [
+        _Cache(past, extended, info)
+        for layer in range(info.layers)
+        for past, extended in zip(past_names(layer), extended_names(layer), strict=True)
+    ]

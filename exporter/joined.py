@@ -1,10 +1,10 @@
 """Projections of the same input joined to one: fewer and larger products, in graphs that count every node's cost.
 
-Keys and values are joined, as a drafter's come from two places (its own block, and the target's taps) and are stored
-once; so are an MLP's gate and up projections.
+An MLP's gate and up projections are joined, and attention's: in a target all three, in a drafter keys and values alone,
+as these come from two places (its own block, and the target's taps) and are stored once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,9 +16,10 @@ from dspark.exporter.checkpoints.tensors import LazyTensor
 
 __all__ = ["join_projections"]
 
-JOINED = {
-    "self_attn.kv_proj": ("self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+JOINED: Mapping[type, Mapping[str, Sequence[str]]] = {
+    Target: {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), **GATE_UP},
+    Drafter: {"self_attn.kv_proj": ("self_attn.k_proj", "self_attn.v_proj"), **GATE_UP},
 }
 Model = TypeVar("Model", Target, Drafter)
 
@@ -27,7 +28,7 @@ def join_projections(model: Model) -> Model:
     """The same model with joined tensors in place of their parts."""
     tensors = dict(model.tensors)
     for layer in range(len(model.backbone.layers)):
-        for joined, parts in JOINED.items():
+        for joined, parts in JOINED[type(model)].items():
             for kind in ("weight", "bias"):
                 names = [f"layers.{layer}.{part}.{kind}" for part in parts]
                 if names[0] in tensors:  # biases come for all of them or for none

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dspark.providers import Session, find_provider
-from dspark.runtime.bundle import Bundle, CacheInfo
+from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
@@ -261,28 +261,25 @@ def _measure_bare(
     """Times graph calls back to back over a cache of ``context`` tokens."""
     manifest, clock = bundle.manifest, PhaseClock()
 
-    def target(groups: list[CacheInfo], *, drafting: bool) -> tuple[Target, KeyValueCache]:
-        cache = KeyValueCache(groups, 1)
-        cache.reserve(context + BARE_CALLS)
-        cache.lengths[:] = context
-        return Target(sessions["target"], manifest, cache, clock, drafting=drafting), cache
+    cache = KeyValueCache(manifest.caches, 1)
+    cache.reserve(context + BARE_CALLS)
+    cache.lengths[:] = context
+    target = Target(sessions["target"], manifest, cache, clock)
 
     def elapsed(*phases: str) -> float:
         return 1e3 * sum(clock.seconds.pop(name, 0.0) for name in phases)
 
-    plain, _ = target([manifest.target.cache], drafting=False)
     for _ in range(BARE_CALLS):
-        plain.verify([TokenRun([0], context)])
+        target.verify([TokenRun([0], context)])
         bare.plain.append(elapsed("verify"))
     if speculative is None or manifest.drafter is None:
         return
-    verifier, cache = target([manifest.target.cache, manifest.drafter.cache], drafting=True)
     drafter = make_drafter(bundle, sessions, cache, clock)
     drafter.begin(0)
     block = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
     for _ in range(BARE_CALLS):
         for length in {0, *speculative.draft_lengths}:
-            verification = verifier.verify([TokenRun([0] * (1 + length), context)])
+            verification = target.verify([TokenRun([0] * (1 + length), context)])
             bare.verify[1 + length].append(elapsed("verify"))
         drafter.commit(0, verification, 0, [0])
         drafter.propose([block])

@@ -18,6 +18,7 @@ __all__ = [
     "MANIFEST",
     "SCHEMA_VERSION",
     "Bundle",
+    "CacheForm",
     "CacheInfo",
     "DrafterInfo",
     "FileInfo",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LONGEST_NAME = 255
 HASHED_ALWAYS = 1 << 30
 """Bytes: smaller files are hashed at every load (well under a second), larger ones when asked."""
@@ -145,6 +146,9 @@ class GraphFiles(_Model):
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int8-weights", "int4"]
 
 
+CacheForm = Literal["in-place", "delta"]
+
+
 class Int4Info(_Model):
     """How int4 weights are cut into blocks, and how precise their products are (ONNX Runtime's MatMulNBits)."""
 
@@ -189,21 +193,27 @@ class Manifest(_Model):
 
     Attributes:
         precision: Precisions of each graph.
-        cache_form: ``delta``: the graphs take the cache and return only new rows.
+        cache_form: How the target's graph keeps keys and values. ``in-place``: it writes new rows into the cache that
+            it reads. ``delta``: it returns new rows only, for devices that cannot write in place.
         producer: Versions of what made the bundle.
         files: Every other file of the bundle that generation needs.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     target: TargetInfo
     drafter: DrafterInfo | None
     head: HeadInfo | None
     graphs: GraphFiles
     text: TextInfo
     precision: dict[str, PrecisionInfo]
-    cache_form: Literal["delta"] = "delta"
+    cache_form: CacheForm
     producer: dict[str, str]
     files: dict[FileName, FileInfo]
+
+    @property
+    def caches(self) -> tuple[CacheInfo, ...]:
+        """Shapes of the cache's groups: the target's, and the drafter's if there is one."""
+        return (self.target.cache,) if self.drafter is None else (self.target.cache, self.drafter.cache)
 
     @property
     def has_confidence(self) -> bool:

@@ -1,6 +1,6 @@
 """The cache of keys and values of a batch, target and draft layers side by side.
 
-Rows of rejected tokens are simply not appended, so there is nothing to roll back (DESIGN: KV deltas).
+Rows of rejected tokens do not count, so there is nothing to roll back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,11 @@ class KeyValueCache:
     """Keys and values of some requests, one slot each, token t of a request at index t.
 
     A group holds layers of one shape as one array ``[layers, 2, slots, kv_heads, tokens, head_dim]``; a layer's keys
-    of neighbouring slots are then contiguous, so graphs read them in place. Rows after a slot's tokens are zero: they
-    are masked, but still enter the products, and what a failed request may leave (0 · NaN) would spoil the next one.
+    of neighbouring slots are then contiguous, so graphs read and write them in place. Rows after a slot's tokens are
+    masked but still enter the products, so they must be finite (0 · NaN): zeros, or what a rejected token left.
+
+    The capacity is a multiple of ``TOKEN_STEP``: sums over keys, which run in steps of a vector's width, then do not
+    depend on how far the cache has grown.
 
     Args:
         groups: Shapes of the groups, the target's first.
@@ -80,6 +83,15 @@ class KeyValueCache:
         self.reserve(stop)
         self._arrays[group][:, :, slot, :, start:stop] = new
         self.lengths[group, slot] = stop
+
+    def advance(self, group: int, slot: int, count: int) -> None:
+        """Counts rows that a graph has written behind the slot's tokens as the next ``count`` tokens."""
+        self.lengths[group, slot] += count
+
+    def clear_tail(self, slot: int) -> None:
+        """Zeroes all rows behind a slot's tokens, where a graph may have written values that are not finite."""
+        for array, used in zip(self._arrays, self.lengths[:, slot], strict=True):
+            array[:, :, slot, :, used:] = 0
 
     def truncate(self, slot: int, tokens: int) -> None:
         """Forgets a slot's tokens from index ``tokens`` on."""

@@ -6,9 +6,12 @@ __all__ = [
     "FEATURE",
     "GREEDY_TEMPERATURE",
     "MASKED",
+    "WRITE_INDEX",
     "cache_names",
     "context_names",
     "delta_names",
+    "present_context_names",
+    "present_names",
 ]
 
 MASKED = -30000.0
@@ -26,6 +29,9 @@ DRAFT_IDS = "draft_ids"
 FEATURE = "feature"
 """The target's output that an EAGLE-3 drafter reads, ``[N, H]``: the projected taps."""
 
+WRITE_INDEX = "write_index"
+"""Input of a target that writes its cache in place, ``[B]``: the row of each request's first new token."""
+
 
 def cache_names(layer: int) -> tuple[str, str]:
     """Names of a target layer's cached keys and values, graph inputs ``[B, Hkv, S, D]``."""
@@ -37,6 +43,19 @@ def delta_names(layer: int) -> tuple[str, str]:
     return f"new.{layer}.key", f"new.{layer}.value"
 
 
+def present_names(layer: int) -> tuple[str, str]:
+    """Names of a target layer's cache with the new rows in it, graph outputs ``[B, Hkv, S, D]``."""
+    return f"present.{layer}.key", f"present.{layer}.value"
+
+
 def context_names(layer: int) -> tuple[str, str]:
-    """Names of a draft layer's rows: outputs of the target's graph, inputs of the drafter's."""
+    """Names of a draft layer's rows: inputs of the drafter's graph.
+
+    In the target's graph they are outputs (the new rows) or, where it writes in place, inputs (the cache).
+    """
     return f"context.{layer}.key", f"context.{layer}.value"
+
+
+def present_context_names(layer: int) -> tuple[str, str]:
+    """Names of a draft layer's cache with the new rows in it: outputs of a target that writes in place."""
+    return f"present.context.{layer}.key", f"present.context.{layer}.value"

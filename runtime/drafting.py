@@ -144,9 +144,7 @@ class BlockDrafter:
         """Nothing to do: all context is in the cache's slot."""
 
     def commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
-        """Appends the context rows of the committed tokens."""
-        assert verification.context is not None
-        self._cache.append(DRAFT, slot, verification.context[:, :, index, :, : len(following)])
+        """Nothing to do: the target commits the context rows with its own."""
 
     def move(self, slot: int, source: int) -> None:
         """Nothing to do: the context moves with the cache's slot."""

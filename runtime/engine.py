@@ -135,7 +135,7 @@ class Engine:
             try:
                 following += request.emit([request.sampler.next_token(verification.logits[0])])
             except NumericalError as error:
-                request.fail(error)
+                self._fail(slot, request, error)
                 return len(chunk)
         self._commit(slot, verification, 0, following)
         return len(chunk)
@@ -168,7 +168,7 @@ class Engine:
             try:
                 accepted, tokens = request.sampler.accept(logits, draft, draft_logits, draft_ids)
             except NumericalError as error:
-                request.fail(error)
+                self._fail(index, request, error)
                 continue
             taken = request.emit(tokens)
             request.record_round(len(draft), min(accepted, len(taken)))
@@ -208,9 +208,14 @@ class Engine:
 
     def _commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
         """Keeps the rows of the tokens before ``following``; the rest of the step is forgotten."""
-        self._cache.append(TARGET, slot, verification.rows[:, :, index, :, : len(following)])
+        self._target.commit(slot, verification, index, len(following))
         if self._speculation is not None:
             self._speculation.drafter.commit(slot, verification, index, following)
+
+    def _fail(self, slot: int, request: Request, error: NumericalError) -> None:
+        """Ends a request whose values are not finite, and leaves none of them in the cache."""
+        request.fail(error)
+        self._cache.clear_tail(slot)
 
     def _leave(self, request: Request) -> None:
         """Frees a running request's slot and closes the gap."""

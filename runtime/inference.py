@@ -79,11 +79,8 @@ class DSparkInference:
         self.text = _text_processor(bundle)
         self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
         plan = options.resolve(manifest)
-        groups = [manifest.target.cache]
-        if plan is not None and manifest.drafter is not None:
-            groups.append(manifest.drafter.cache)
-        cache = KeyValueCache(groups, batch_size)
-        target = Target(sessions["target"], manifest, cache, self.clock, drafting=plan is not None)
+        cache = KeyValueCache(manifest.caches, batch_size)
+        target = Target(sessions["target"], manifest, cache, self.clock)
         speculation = None
         if plan is not None and manifest.drafter is not None:
             scheduler, most = plan

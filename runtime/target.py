@@ -1,6 +1,6 @@
 """Runs the target's graph over the cache: prefill chunks and verification steps alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,22 @@ from dspark.runtime.bound_calls import BoundCalls
 from dspark.runtime.bundle import CacheInfo, Manifest
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
-from dspark.runtime.contract import FEATURE, MASKED, cache_names, context_names, delta_names
+from dspark.runtime.contract import (
+    FEATURE,
+    MASKED,
+    WRITE_INDEX,
+    cache_names,
+    context_names,
+    delta_names,
+    present_context_names,
+    present_names,
+)
 
 __all__ = ["DRAFT", "TARGET", "Target", "TokenRun", "Verification", "causal_bias", "new_rows", "past_bias"]
 
 TARGET, DRAFT = 0, 1
 """Groups of the cache."""
+LayerNames = Callable[[int], tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -39,15 +49,14 @@ class Verification:
 
     Attributes:
         logits: float32 ``[K, V]``: of every token, flat, or of each request's last.
-        rows: New target rows ``[layers, 2, B, kv_heads, T, head_dim]``.
-        context: New draft rows of a block drafter, in the same form; None without one.
+        rows: New rows ``[layers, 2, B, kv_heads, T, head_dim]`` for each group of the cache, unless the graph has
+            written them into the cache itself.
         features: EAGLE-3 features ``[N, H]``; None without such a drafter.
         offsets: Index of each request's first token among the N flat ones, and N.
     """
 
     logits: NDArray[np.float32]
-    rows: NDArray[np.float32]
-    context: NDArray[np.float32] | None
+    rows: Mapping[int, NDArray[np.float32]]
     features: NDArray[np.float32] | None
     offsets: tuple[int, ...]
 
@@ -58,17 +67,18 @@ class Target:
     Args:
         session: The loaded graph.
         manifest: The bundle's manifest.
-        cache: Where it reads the past; committing new rows is the caller's business.
+        cache: Where it reads the past.
         clock: Tells the time spent in the graph.
-        drafting: Whether the drafter's context is wanted.
     """
 
-    def __init__(
-        self, session: Session, manifest: Manifest, cache: KeyValueCache, clock: PhaseClock, *, drafting: bool
-    ) -> None:
+    def __init__(self, session: Session, manifest: Manifest, cache: KeyValueCache, clock: PhaseClock) -> None:
         self._session = session
         self._info = manifest.target
-        self._drafter = manifest.drafter if drafting else None
+        self._drafter = manifest.drafter
+        self._in_place = manifest.cache_form == "in-place"
+        self._groups = {TARGET: manifest.target.cache}
+        if manifest.drafter is not None and manifest.drafter.kind != "eagle3":
+            self._groups[DRAFT] = manifest.drafter.cache
         self._cache = cache
         self._clock = clock
         self._steps = BoundCalls(cache, self._bind)
@@ -81,45 +91,77 @@ class Target:
         """Computes the anchor and draft tokens of the requests in slots 0…R − 1; every token gets logits."""
         return self._run("verify", 0, runs, last_only=False)
 
+    def commit(self, slot: int, verification: Verification, index: int, count: int) -> None:
+        """Keeps the cache rows of a request's first ``count`` tokens of a step; the others are forgotten.
+
+        Args:
+            slot: The request's slot.
+            verification: The step.
+            index: The request's place in it.
+            count: Tokens to keep.
+        """
+        for group in self._groups:
+            if self._in_place:
+                self._cache.advance(group, slot, count)
+            else:
+                self._cache.append(group, slot, verification.rows[group][:, :, index, :, :count])
+        first, end = verification.offsets[index : index + 2]
+        if self._in_place and count < end - first and not np.isfinite(verification.logits[end - 1].sum()):
+            self._cache.clear_tail(slot)  # a rejected token, which nobody looks at any more, must not spoil later sums
+
     def _run(self, phase: str, first_slot: int, runs: Sequence[TokenRun], *, last_only: bool) -> Verification:
         counts = [len(run.tokens) for run in runs]
-        step = self._steps.get(first_slot, len(runs), max(counts), sum(counts), last_only)
+        width = max(counts)
         lengths = self._cache.lengths[TARGET, first_slot : first_slot + len(runs)]
+        self._cache.reserve(int(lengths.max()) + width)
+        step = self._steps.get(first_slot, len(runs), width, sum(counts), last_only)
         offsets = step.fill(lengths, runs, counts)
         with self._clock.phase(phase):
             step.call.run()
-        return Verification(step.logits, step.rows, step.context, step.features, offsets)
+        return Verification(step.logits, step.rows, step.features, offsets)
 
     def _bind(self, first_slot: int, requests: int, width: int, total: int, last_only: bool) -> "_Step":
-        scored = requests if last_only else total
+        scored, capacity = requests if last_only else total, self._cache.capacity
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": np.zeros(total, np.int64),
             "position_ids": np.zeros(total, np.int64),
             "pad_index": np.zeros((requests, width), np.int64),
             "unpad_index": np.zeros(total, np.int64),
-            "attention_bias": causal_bias(requests, width, self._cache.capacity),
             "logits_index": np.arange(scored),
         }
+        if self._in_place:
+            inputs["attention_bias"] = np.zeros((requests, 1, 1, width, capacity), np.float32)
+            inputs[WRITE_INDEX] = np.zeros(requests, np.int64)
+        else:
+            inputs["attention_bias"] = causal_bias(requests, width, capacity)
         if self._info.rope_lengths:
             inputs["rope_lengths"] = np.zeros(total, np.int64)
-        cached = dict(inputs)
-        slots = slice(first_slot, first_slot + requests)
-        for index, arrays in enumerate(self._cache.layers(TARGET, slots)):
-            cached.update(zip(cache_names(index), arrays, strict=True))
 
         logits = np.zeros((scored, self._info.vocabulary_size), np.float32)
-        rows = new_rows(self._info.cache, requests, width)
-        outputs = {"logits": logits}
-        for index, layer in enumerate(rows):
-            outputs.update(zip(delta_names(index), layer, strict=True))
-        context = features = None
+        cached, outputs = dict(inputs), {"logits": logits}
+        rows = {}
+        for group in self._groups:
+            past_names, kept_names = _names(group, in_place=self._in_place)
+            layers = list(self._cache.layers(group, slice(first_slot, first_slot + requests)))
+            if not self._in_place:
+                rows[group] = new_rows(self._groups[group], requests, width)
+            kept: Iterable[Iterable[NDArray[np.float32]]] = layers if self._in_place else rows[group]
+            if past_names is not None:
+                for index, pair in enumerate(layers):
+                    cached.update(zip(past_names(index), pair, strict=True))
+            for index, arrays in enumerate(kept):
+                outputs.update(zip(kept_names(index), arrays, strict=True))
+        features = None
         if self._drafter is not None and self._drafter.kind == "eagle3":
             features = outputs[FEATURE] = np.zeros((total, self._drafter.hidden_size), np.float32)
-        elif self._drafter is not None:
-            context = new_rows(self._drafter.cache, requests, width)
-            for index, layer in enumerate(context):
-                outputs.update(zip(context_names(index), layer, strict=True))
-        return _Step(self._session.bind(cached, outputs), inputs, logits, rows, context, features, last_only)
+        return _Step(self._session.bind(cached, outputs), inputs, logits, rows, features, last_only)
+
+
+def _names(group: int, *, in_place: bool) -> tuple[LayerNames | None, LayerNames]:
+    """Names of a layer's cache among the graph's inputs, if it is one, and of what the graph makes of it."""
+    if group == TARGET:
+        return cache_names, present_names if in_place else delta_names
+    return (context_names, present_context_names) if in_place else (None, context_names)
 
 
 @dataclass(frozen=True)
@@ -129,8 +171,7 @@ class _Step:
     call: Call
     inputs: dict[str, NDArray[Any]]
     logits: NDArray[np.float32]
-    rows: NDArray[np.float32]
-    context: NDArray[np.float32] | None
+    rows: Mapping[int, NDArray[np.float32]]
     features: NDArray[np.float32] | None
     last_only: bool
 
@@ -148,8 +189,13 @@ class _Step:
         inputs["position_ids"][:] = positions
         inputs["pad_index"][:] = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
         inputs["unpad_index"][:] = owner * width + within
-        past = inputs["attention_bias"][..., :-width]
-        past[:] = past_bias(starts, past.shape[-1])
+        bias = inputs["attention_bias"]
+        if WRITE_INDEX in inputs:
+            inputs[WRITE_INDEX][:] = starts
+            bias[:] = seen_bias(starts[:, None] + np.arange(width), bias.shape[-1])[:, None, None]
+        else:
+            past = bias[..., :-width]
+            past[:] = past_bias(starts, past.shape[-1])
         if self.last_only:
             inputs["logits_index"][:] = ends - 1
         if "rope_lengths" in inputs:
@@ -159,10 +205,14 @@ class _Step:
         return (*begins.tolist(), int(ends[-1]))
 
 
+def seen_bias(last: NDArray[np.int64], capacity: int) -> NDArray[np.float32]:
+    """Bias ``[…, S]`` that shows the cached tokens up to and with index ``last``, of any shape."""
+    return np.where(np.arange(capacity) > last[..., None], np.float32(MASKED), np.float32(0))
+
+
 def past_bias(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.float32]:
     """Bias ``[B, 1, 1, 1, S]`` that shows each request the first ``lengths`` cached tokens."""
-    hidden = np.arange(capacity) >= lengths[:, None]
-    return np.where(hidden, np.float32(MASKED), np.float32(0))[:, None, None, None, :]
+    return seen_bias(lengths[:, None, None, None] - 1, capacity)
 
 
 def causal_bias(requests: int, width: int, capacity: int) -> NDArray[np.float32]:

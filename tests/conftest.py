@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark.exporter.export import export_bundle, prepare
+from dspark.runtime.bundle import CacheForm
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parent.parent
@@ -21,15 +22,19 @@ a: """
 
 
 @pytest.fixture(scope="session")
-def golden_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Exports a golden target (``*_target``, without a drafter) or drafter (with ``qwen3_target``), once."""
+def golden_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Exports a golden target (``*_target``, without a drafter) or drafter (with ``qwen3_target``), each form once."""
     root = tmp_path_factory.mktemp("golden")
 
     @cache
-    def bundle(name: str) -> Path:
+    def exported(name: str, cache_form: CacheForm) -> Path:
         target, drafter = (name, None) if name.endswith("_target") else ("qwen3_target", GOLDEN / name)
-        export_bundle(prepare(GOLDEN / target, drafter, root / name))
-        return root / name
+        output = root / cache_form / name
+        export_bundle(prepare(GOLDEN / target, drafter, output, cache_form=cache_form))
+        return output
+
+    def bundle(name: str, cache_form: CacheForm = "in-place") -> Path:
+        return exported(name, cache_form)
 
     return bundle
 

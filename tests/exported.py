@@ -20,9 +20,9 @@ __all__ = ["Pair", "Recorder", "Recording", "assert_close", "assert_same_decodin
 Array = NDArray[Any]
 
 
-def export(target: Path, drafter: Path | None, output: Path) -> Path:
+def export(target: Path, drafter: Path | None, output: Path, **options: Any) -> Path:
     """Exports a bundle to ``output`` and returns it."""
-    export_bundle(prepare(target, drafter, output))
+    export_bundle(prepare(target, drafter, output, **options))
     return output
 
 

@@ -33,14 +33,18 @@ class Request:
 
 def open_graph(bundle: Path, name: str) -> onnxruntime.InferenceSession:
     """A graph of a bundle on the CPU provider."""
-    return onnxruntime.InferenceSession(str(bundle / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # a cache that is not written in place is copied, and warned of
+    return onnxruntime.InferenceSession(str(bundle / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
 
 
 class Host:
     """Runs a target's graph."""
 
     def __init__(self, bundle: Path) -> None:
-        self.info = Bundle.open(bundle).manifest.target
+        manifest = Bundle.open(bundle).manifest
+        self.info, self._drafter = manifest.target, manifest.drafter
+        self.in_place = manifest.cache_form == "in-place"
         self.session = open_graph(bundle, "target")
 
     def request(self, tokens: Sequence[int]) -> Request:
@@ -62,8 +66,10 @@ class Host:
         """
         cache, batch = self.info.cache, len(requests)
         room, width = max(request.length for request in requests) + spare, max(counts)
+        if self.in_place:
+            room += width
         past = np.full((cache.layers, 2, batch, cache.kv_heads, room, cache.head_dim), JUNK, np.float32)
-        bias = np.full((batch, 1, 1, width, room + width), MASKED, np.float32)
+        bias = np.full((batch, 1, 1, width, room if self.in_place else room + width), MASKED, np.float32)
         pad, unpad, ids, positions = np.zeros((batch, width), np.int64), [], [], []
         for index, (request, count) in enumerate(zip(requests, counts, strict=True)):
             length = request.length
@@ -73,7 +79,8 @@ class Host:
             ids += request.tokens[length : length + count]
             positions += range(length, length + count)
             bias[index, ..., :length] = 0
-            bias[index, ..., room:] = np.triu(np.full((width, width), MASKED), 1)
+            start = length if self.in_place else room
+            bias[index, ..., start : start + width] = np.triu(np.full((width, width), MASKED), 1)
         feeds: dict[str, Array] = {
             "input_ids": np.array(ids),
             "position_ids": np.array(positions),
@@ -84,19 +91,37 @@ class Host:
         }
         for layer in range(cache.layers):
             feeds |= {f"past.{layer}.key": past[layer, 0], f"past.{layer}.value": past[layer, 1]}
+        lengths = [request.length for request in requests]
+        if self.in_place:
+            feeds["write_index"] = np.array(lengths)
+            if self._drafter is not None and self._drafter.kind != "eagle3":
+                info = self._drafter.cache
+                junk = np.full((batch, info.kv_heads, room, info.head_dim), JUNK, np.float32)
+                feeds |= {f"context.{layer}.{part}": junk for layer in range(info.layers) for part in ("key", "value")}
         names = [output.name for output in self.session.get_outputs()]
         values = dict(zip(names, self.session.run(names, feeds), strict=True))
-        new = np.array([[values[f"new.{layer}.{part}"] for part in ("key", "value")] for layer in range(cache.layers)])
-        logits = np.split(values["logits"], np.cumsum(counts)[:-1])
-        extra = self._extra(values, counts)
-        for index, (request, count) in enumerate(zip(requests, counts, strict=True)):
-            if commit:
-                request.rows = np.concatenate([request.rows, new[:, :, index, :, :count]], axis=3)
-        return logits, extra
 
-    @staticmethod
-    def _extra(values: dict[str, Array], counts: Sequence[int]) -> list[Array]:
+        def new(name: str, index: int) -> Array:
+            """The rows ``[Hkv, n, D]`` that the graph computed for a request; those before must be as they were."""
+            rows: Array = values[f"present.{name}" if self.in_place else name][index]
+            if not self.in_place:
+                return rows[:, : counts[index]]
+            before = feeds[name if name.startswith("context") else f"past.{name}"][index]
+            start, end = lengths[index], lengths[index] + counts[index]
+            assert np.array_equal(rows[:, :start], before[:, :start])
+            assert np.array_equal(rows[:, start + width :], before[:, start + width :])
+            return rows[:, start:end]
+
+        prefix = "" if self.in_place else "new."
+        for index, request in enumerate(requests):
+            layers = [
+                [new(f"{prefix}{layer}.{part}", index) for part in ("key", "value")] for layer in range(cache.layers)
+            ]
+            if commit:
+                request.rows = np.concatenate([request.rows, np.array(layers)], axis=3)
+        splits = np.cumsum(counts)[:-1]
+        logits = np.split(values["logits"], splits)
         if "feature" in values:
-            return np.split(values["feature"], np.cumsum(counts)[:-1])
-        context = [value for name, value in sorted(values.items()) if name.startswith("context.")]
-        return [np.array([rows[index, :, :count] for rows in context]) for index, count in enumerate(counts)]
+            return logits, np.split(values["feature"], splits)
+        context = sorted(name.removeprefix("present.") for name in names if "context." in name)
+        return logits, [np.array([new(name, index) for name in context]) for index in range(batch)]

@@ -9,6 +9,7 @@ from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     BlockTokens,
+    after,
     cached_rows,
     decoder_layer,
     distances,
@@ -58,7 +59,8 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile, e
     ids = g.op("Pad", unsqueeze(g, anchor_ids, 1), g.ints(0, 0, 0, size - 1), masks)
     x = embed(g, g.reshape(ids, -1), tensors, "embed_tokens")
     for index, layer in enumerate(backbone.layers):
-        x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, [context[index]], bias.of(layer), sizes)
+        seen = after(context[index])
+        x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, seen, bias.of(layer), sizes)
 
     with g.scope("lm_head"):
         if not drafter.anchor_predicts:

@@ -20,7 +20,8 @@ __all__ = ["FLOAT", "INT64", "MICROSOFT", "GraphBuilder"]
 FLOAT = ir.DataType.FLOAT
 INT64 = ir.DataType.INT64
 OPSET = 21
-IR_VERSION = 10
+IR_VERSIONS = {21: 10, 24: 11}
+"""The oldest IR version that goes with each opset."""
 MICROSOFT = "com.microsoft"
 """Operators of ONNX Runtime, for precisions that the standard has no fast operator for."""
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class GraphBuilder:
         self._initializers: dict[object, ir.Value] = {}
         self._made: dict[tuple[int, str], Any] = {}
         self._domains: set[str] = set()
+        self._opset = OPSET
         self._scope: list[str] = []
 
     @contextmanager
@@ -56,6 +58,10 @@ class GraphBuilder:
         self._scope.append(name)
         yield
         self._scope.pop()
+
+    def require_opset(self, version: int) -> None:
+        """Raises the graph's opset for an operator that came later."""
+        self._opset = max(self._opset, version)
 
     def input(self, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
         """Declares a graph input; dimensions given as text are symbolic."""
@@ -141,10 +147,10 @@ class GraphBuilder:
             self._outputs,
             nodes=self._tape.nodes,
             initializers=self._tape.initializers,
-            opset_imports={"": OPSET} | {domain: 1 for domain in self._domains if domain},
+            opset_imports={"": self._opset} | {domain: 1 for domain in self._domains if domain},
             name=self._name,
         )
-        return ir.Model(graph, ir_version=IR_VERSION, producer_name="dspark-export")
+        return ir.Model(graph, ir_version=IR_VERSIONS[self._opset], producer_name="dspark-export")
 
     def _initializer(self, key: object, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         if key not in self._initializers:

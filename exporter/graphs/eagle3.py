@@ -19,6 +19,7 @@ from dspark.exporter.graphs.layers import (
     BlockTokens,
     KeyValue,
     Rotation,
+    after,
     attention,
     cached_rows,
     decoder_layer,
@@ -165,7 +166,7 @@ class _Drafting:
                 backbone,
                 rotary,
                 tokens.layout,
-                tokens.parts[index],
+                after(*tokens.parts[index]),
                 bias.of(backbone.layers[index]),
                 sizes,
             )
@@ -189,7 +190,7 @@ class _Drafting:
                 self._backbone,
                 rotary,
                 tokens.layout,
-                tokens.parts[0],
+                after(*tokens.parts[0]),
                 bias,
                 sizes,
             )

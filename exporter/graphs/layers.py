@@ -20,9 +20,11 @@ from dspark.runtime.contract import MASKED
 __all__ = [
     "AttentionBias",
     "BlockTokens",
+    "Extend",
     "KeyValue",
     "RaggedTokens",
     "Rotation",
+    "after",
     "attention",
     "cached_rows",
     "decoder_layer",
@@ -39,6 +41,8 @@ __all__ = [
 
 Tensors = Mapping[str, LazyTensor]
 KeyValue = tuple[ir.Value, ir.Value]
+Extend = Callable[[KeyValue], Sequence[KeyValue]]
+"""From the tokens' own keys and values to all that they attend to, in the order of the bias."""
 
 
 def linear(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str) -> ir.Value:
@@ -46,6 +50,11 @@ def linear(g: GraphBuilder, x: ir.Value, tensors: Tensors, name: str) -> ir.Valu
     weight, bias = f"{name}.weight", f"{name}.bias"
     product = g.encodings.of(name).multiply(g, x, weight, tensors[weight])
     return g.op("Add", product, g.weight(bias, tensors[bias])) if bias in tensors else product
+
+
+def after(*parts: KeyValue) -> Extend:
+    """Attention to these keys and values first, and then to the tokens' own."""
+    return lambda own: [*parts, own]
 
 
 def cached_rows(g: GraphBuilder, names: tuple[str, str], backbone: Backbone) -> KeyValue:
@@ -259,7 +268,12 @@ def distances(g: GraphBuilder, queries: ir.Value, cached_keys: ir.Value, *key_po
 
 
 def attend(
-    g: GraphBuilder, query: ir.Value, parts: Sequence[KeyValue], bias: ir.Value, sizes: ir.Value, backbone: Backbone
+    g: GraphBuilder,
+    query: ir.Value,
+    parts: Sequence[KeyValue],
+    bias: ir.Value,
+    sizes: ir.Value | None,
+    backbone: Backbone,
 ) -> ir.Value:
     """Attention over keys that lie in several places: one softmax over all, and none of them is copied.
 
@@ -268,7 +282,7 @@ def attend(
         query: ``[B, Hq, T, D]``.
         parts: Keys and values ``[B, Hkv, K_i, D]``.
         bias: ``[B, 1, G · T or 1, ΣK_i]``.
-        sizes: int64 ``[parts]``: the K_i.
+        sizes: int64 ``[parts]``: the K_i; None if there is but one.
         backbone: Head counts.
 
     Returns:
@@ -277,8 +291,9 @@ def attend(
     query = g.op("Mul", query, g.floats(backbone.head_dim**-0.5))
     query = g.reshape(query, 0, backbone.kv_head_count, -1, backbone.head_dim)
     scores = [g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2])) for key, _ in parts]
-    weights = g.op("Softmax", g.op("Add", g.op("Concat", *scores, axis=-1), bias), axis=-1)
-    per_part = g.split(weights, sizes, count=len(parts))
+    joined = scores[0] if sizes is None else g.op("Concat", *scores, axis=-1)
+    weights = g.op("Softmax", g.op("Add", joined, bias), axis=-1)
+    per_part = [weights] if sizes is None else g.split(weights, sizes, count=len(parts))
     mixed = [g.op("MatMul", part, value) for part, (_, value) in zip(per_part, parts, strict=True)]
     return g.reshape(reduce(lambda a, b: g.op("Add", a, b), mixed), 0, backbone.head_count, -1, backbone.head_dim)
 
@@ -315,19 +330,36 @@ def heads(
     """
     counts = [backbone.head_count if letter == "q" else backbone.kv_head_count for letter in letters]
     with g.scope(f"{letters}_proj"):
-        parts = [linear(g, x, tensors, f"{prefix}.{name}_proj") for name in ("q", "kv") if name in letters]
+        names = [letters] if f"{prefix}.{letters}_proj.weight" in tensors else ["q", "kv"]
+        parts = [linear(g, x, tensors, f"{prefix}.{name}_proj") for name in names]
         projected = g.op("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
         whole = layout.group(
             g, g.reshape(projected, -1, sum(counts), backbone.head_dim), sum(counts), backbone.head_dim
         )
-    *turning, value = g.split(whole, counts, axis=1)
-    for index, letter in enumerate(letters[:-1]):
-        norm = f"{prefix}.{letter}_norm"
-        with g.scope(f"{letter}_proj"):
-            if f"{norm}.weight" in tensors:
-                turning[index] = rms_norm(g, turning[index], tensors, norm, backbone.norm_epsilon)
-            turning[index] = rotation.apply(g, turning[index], backbone.head_dim)
-    return [*turning, value]
+        turning, value = g.split(whole, [sum(counts[:-1]), counts[-1]], axis=1)
+        if f"{prefix}.k_norm.weight" in tensors:
+            turning = _normed_heads(g, turning, tensors, prefix, letters[:-1], counts[:-1], backbone.norm_epsilon)
+        turning = rotation.apply(g, turning, backbone.head_dim)
+        turned = g.split(turning, counts[:-1], axis=1) if len(counts) > 2 else [turning]
+    return [*turned, value]
+
+
+def _normed_heads(
+    g: GraphBuilder,
+    x: ir.Value,
+    tensors: Tensors,
+    prefix: str,
+    letters: str,
+    counts: Sequence[int],
+    epsilon: float,
+) -> ir.Value:
+    """Queries and keys ``[B, heads, T, D]`` side by side, normed a head."""
+    parts = g.split(x, counts, axis=1) if len(counts) > 1 else [x]
+    normed = [
+        rms_norm(g, part, tensors, f"{prefix}.{letter}_norm", epsilon)
+        for part, letter in zip(parts, letters, strict=True)
+    ]
+    return g.op("Concat", *normed, axis=1) if len(normed) > 1 else normed[0]
 
 
 def attention(
@@ -338,9 +370,9 @@ def attention(
     backbone: Backbone,
     rotation: Rotation,
     layout: TokenLayout,
-    past: Sequence[KeyValue],
+    extend: Extend,
     bias: ir.Value,
-    sizes: ir.Value,
+    sizes: ir.Value | None,
 ) -> tuple[ir.Value, KeyValue]:
     """Self-attention of the tokens over what is cached and over themselves.
 
@@ -352,16 +384,16 @@ def attention(
         backbone: Head counts.
         rotation: The tokens' rotation.
         layout: How tokens are regrouped.
-        past: Keys and values computed before, in the order of ``sizes``.
+        extend: Finds all keys and values, the tokens' own last.
         bias: As in ``attend``.
-        sizes: As in ``attend``, the tokens' own last.
+        sizes: As in ``attend``.
 
     Returns:
         The attention's output ``[N, H]`` and the tokens' own keys and values.
     """
     query, key, value = heads(g, x, tensors, prefix, "qkv", backbone, rotation, layout)
     own = key, value
-    mixed = attend(g, query, [*past, own], bias, sizes, backbone)
+    mixed = attend(g, query, extend(own), bias, sizes, backbone)
     rows = layout.flatten(g, mixed, backbone.head_count * backbone.head_dim)
     with g.scope("o_proj"):
         return linear(g, rows, tensors, f"{prefix}.o_proj"), own
@@ -385,9 +417,9 @@ def decoder_layer(
     backbone: Backbone,
     rotation: Rotation,
     layout: TokenLayout,
-    past: Sequence[KeyValue],
+    extend: Extend,
     bias: ir.Value,
-    sizes: ir.Value,
+    sizes: ir.Value | None,
 ) -> tuple[ir.Value, KeyValue]:
     """A pre-norm decoder layer; arguments as in ``attention``.
 
@@ -397,5 +429,6 @@ def decoder_layer(
     prefix = f"layers.{index}"
     with g.scope(prefix):
         normed = rms_norm(g, x, tensors, f"{prefix}.input_layernorm", backbone.norm_epsilon)
-        mixed, own = attention(g, normed, tensors, f"{prefix}.self_attn", backbone, rotation, layout, past, bias, sizes)
+        name = f"{prefix}.self_attn"
+        mixed, own = attention(g, normed, tensors, name, backbone, rotation, layout, extend, bias, sizes)
         return feed_forward(g, g.op("Add", x, mixed), tensors, prefix, backbone), own

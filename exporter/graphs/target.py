@@ -1,5 +1,7 @@
 """The target's graph: verifies flat tokens and computes the drafter's context next to its own cache rows."""
 
+from functools import partial
+
 import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import Drafter, DrafterKind, Target
@@ -8,23 +10,24 @@ from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     RaggedTokens,
-    cached_rows,
     decoder_layer,
-    distances,
     embed,
     heads,
     linear,
-    part_sizes,
     rms_norm,
     rotation,
 )
+from dspark.exporter.graphs.target_cache import CACHES, TargetCache
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import FEATURE, cache_names, context_names, delta_names
+from dspark.runtime.bundle import CacheForm
+from dspark.runtime.contract import FEATURE
 
 __all__ = ["build_target"]
 
 
-def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, encodings: Encodings) -> ir.Model:
+def build_target(
+    target: Target, drafter: Drafter | None, weights: WeightFile, encodings: Encodings, cache_form: CacheForm
+) -> ir.Model:
     """Builds the target's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
 
     Args:
@@ -32,6 +35,7 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, e
         drafter: The drafter whose context rows or features the graph computes, if there is one.
         weights: Receives the weights.
         encodings: How they are stored and multiplied with.
+        cache_form: How it keeps keys and values.
     """
     g = GraphBuilder("target", weights, encodings)
     backbone, tensors = target.backbone, target.tensors
@@ -39,17 +43,15 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, e
     positions = g.input("position_ids", INT64, "N")
     pad_index = g.input("pad_index", INT64, "B", "T")
     layout = RaggedTokens(pad_index, g.input("unpad_index", INT64, "N"))
-    bias_input = g.input("attention_bias", FLOAT, "B", 1, 1, "T", "S+T")
     logits_index = g.input("logits_index", INT64, "K")
     lengths = g.input("rope_lengths", INT64, "N") if backbone.rope.dynamic else None
-    past = [cached_rows(g, cache_names(index), backbone) for index in range(len(backbone.layers))]
+    cache = CACHES[cache_form](g, backbone, pad_index)
+    bias_input = g.input("attention_bias", FLOAT, "B", 1, 1, "T", cache.keys)
 
     def distance() -> ir.Value:
-        queries = g.op("Gather", positions, pad_index, axis=0)
-        return distances(g, queries, past[0][0], queries)
+        return cache.distances(g.op("Gather", positions, pad_index, axis=0))
 
     rotary = rotation(g, backbone, positions, layout, lengths)
-    sizes = g.op("Concat", part_sizes(g, past[0][0]), g.op("Shape", pad_index, start=1, end=2), axis=0)
     bias = AttentionBias(
         g,
         g.op("Squeeze", bias_input, g.ints(1)),
@@ -59,25 +61,26 @@ def build_target(target: Target, drafter: Drafter | None, weights: WeightFile, e
     )
     x = embed(g, ids, tensors, "embed_tokens")
     taps = {-1: x}
-    rows = []
     for index, layer in enumerate(backbone.layers):
-        x, own = decoder_layer(g, x, tensors, index, backbone, rotary, layout, [past[index]], bias.of(layer), sizes)
+        extend = partial(cache.extend, index)
+        x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, extend, bias.of(layer), cache.sizes)
         taps[index] = x
-        rows.append(own)
 
     with g.scope("lm_head"):
         scored = rms_norm(g, g.op("Gather", x, logits_index, axis=0), tensors, "norm", backbone.norm_epsilon)
         g.output("logits", linear(g, scored, target.tables, "lm_head"), FLOAT, "K", target.vocabulary_size)
-    for index, own in enumerate(rows):
-        for name, value in zip(delta_names(index), own, strict=True):
-            g.output(name, value, FLOAT, "B", backbone.kv_head_count, "T", backbone.head_dim)
     if drafter is not None:
-        _drafter_context(g, drafter, [taps[tap] for tap in drafter.taps], positions, layout)
+        _drafter_context(g, drafter, [taps[tap] for tap in drafter.taps], positions, layout, cache)
     return g.model()
 
 
 def _drafter_context(
-    g: GraphBuilder, drafter: Drafter, taps: list[ir.Value], positions: ir.Value, layout: RaggedTokens
+    g: GraphBuilder,
+    drafter: Drafter,
+    taps: list[ir.Value],
+    positions: ir.Value,
+    layout: RaggedTokens,
+    cache: TargetCache,
 ) -> None:
     """Turns taps into what the drafter reads: context keys and values a draft layer, or EAGLE-3's feature."""
     backbone = drafter.backbone
@@ -100,6 +103,5 @@ def _drafter_context(
         for index in range(len(backbone.layers)):
             with g.scope(f"layers.{index}"):
                 prefix = f"drafter.layers.{index}.self_attn"
-                context = heads(g, features, tensors, prefix, "kv", backbone, rotary, layout)
-            for name, value in zip(context_names(index), context, strict=True):
-                g.output(name, value, FLOAT, "B", backbone.kv_head_count, "T", backbone.head_dim)
+                key, value = heads(g, features, tensors, prefix, "kv", backbone, rotary, layout)
+                cache.keep_context(index, backbone, (key, value))

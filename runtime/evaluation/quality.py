@@ -25,7 +25,7 @@ from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round, RoundTable
 from dspark.runtime.sampling import SamplingParams
 from dspark.runtime.shaping import finite_maximum
-from dspark.runtime.target import TARGET, Target, TokenRun
+from dspark.runtime.target import Target, TokenRun
 
 __all__ = [
     "BundleSummary",
@@ -243,8 +243,8 @@ class _Reader:
         self.inference = DSparkInference(bundle, sessions, SpeculationOptions(), 1, context_length)
         self.drafts = manifest.drafter is not None
         self._name = str(bundle.path)
-        self._cache = KeyValueCache([manifest.target.cache], 1)
-        self._target = Target(sessions["target"], manifest, self._cache, PhaseClock(), drafting=False)
+        self._cache = KeyValueCache(manifest.caches, 1)
+        self._target = Target(sessions["target"], manifest, self._cache, PhaseClock())
 
     def generate(self, request: Request) -> None:
         """Runs a request to its end.
@@ -268,8 +268,9 @@ class _Reader:
         """
         self._cache.truncate(0, 0)
         for start in range(0, len(tokens), CHUNK):
-            verification = self._target.verify([TokenRun(tokens[start : start + CHUNK], prompt_length)])
-            self._cache.append(TARGET, 0, verification.rows[:, :, 0])
+            chunk = tokens[start : start + CHUNK]
+            verification = self._target.verify([TokenRun(chunk, prompt_length)])
+            self._target.commit(0, verification, 0, len(chunk))
             yield _log_softmax(verification.logits, self._name)
 
 

@@ -43,7 +43,11 @@ Array = NDArray[Any]
 GOLDEN = Path(__file__).parents[1] / "golden"
 TEXT = np.random.default_rng(5).integers(0, 90, 40).tolist()
 LAYERS = 6
-JOINED = {"kv_proj": ("k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+JOINED = {
+    ".qkv_proj": (".q_proj", ".k_proj", ".v_proj"),
+    ".kv_proj": (".k_proj", ".v_proj"),
+    ".gate_up_proj": (".gate_proj", ".up_proj"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -179,22 +183,19 @@ def test_an_oracle_drafter_is_always_accepted(head: str, anchor: bool, tmp_path:
 def initializers(bundle: Path) -> dict[tuple[str, str], Array]:
     """The graphs' weights as ONNX reads them, by the checkpoint and the tensor they came from."""
     weights: dict[tuple[str, str], Array] = {}
+    cache = Bundle.open(bundle).manifest.target.cache
+    keys = cache.kv_heads * cache.head_dim
     for graph in sorted(bundle.glob("*.onnx")):
         for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL:
                 load_external_data_for_tensor(tensor, str(bundle))
                 own = graph.stem == "target" and not tensor.name.startswith("drafter.")
                 name, array = tensor.name.removeprefix("drafter."), numpy_helper.to_array(tensor)
-                for joined, parts in {
-                    "kv_proj": ("k_proj", "v_proj"),
-                    "gate_up_proj": ("gate_proj", "up_proj"),
-                }.items():
-                    if f".{joined}." in name:
-                        halves = zip(parts, np.split(array, 2), strict=True)
-                        named = {name.replace(joined, part): half for part, half in halves}
-                        break
-                else:
-                    named = {name: array}
+                joined, parts = next(((each, JOINED[each]) for each in JOINED if each in name), ("", ("",)))
+                equal = [array.shape[0] // len(parts)] * len(parts)
+                sizes = [array.shape[0] - 2 * keys, keys, keys] if len(parts) == 3 else equal
+                pieces = np.split(array, np.cumsum(sizes)[:-1])
+                named = {name.replace(joined, part): piece for part, piece in zip(parts, pieces, strict=True)}
                 weights.update({("target" if own else "drafter", each): value for each, value in named.items()})
     return weights
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.bundle import CacheForm
 from tests.exported import Recorder, assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -17,6 +18,7 @@ BLOCK_DRAFTERS = ["dspark_vanilla", "dspark_gated", "dflash", "speculators_dspar
 DRAFTERS = [*BLOCK_DRAFTERS, "eagle3"]
 THRESHOLDS = {"greedy": None, "greedy_threshold_0_6": 0.6}
 NEW_TOKENS = 64
+BATCHES = [(1, "in-place"), (3, "in-place"), (3, "delta")]
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -24,23 +26,26 @@ def golden(name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "cache_form"), BATCHES)
 @pytest.mark.parametrize("name", TARGETS)
-def test_plain_decoding(name: str, batch_size: int, golden_bundle: Callable[[str], Path]) -> None:
+def test_plain_decoding(name: str, batch_size: int, cache_form: CacheForm, golden_bundle: Callable[..., Path]) -> None:
     cases = golden(name)["greedy"]
-    model = DSparkInference.load(golden_bundle(name), threads=1, batch_size=batch_size)
+    model = DSparkInference.load(golden_bundle(name, cache_form), threads=1, batch_size=batch_size)
     completions = model.generate([case["prompt"] for case in cases], SamplingParams(max_new_tokens=NEW_TOKENS))
     assert [completion.token_ids for completion in completions] == [case["output"] for case in cases]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "cache_form"), BATCHES)
 @pytest.mark.parametrize(
     ("name", "key"), [(name, key) for name in DRAFTERS for key in THRESHOLDS if golden(name).get(key)]
 )
-def test_speculative_decoding(name: str, key: str, batch_size: int, golden_bundle: Callable[[str], Path]) -> None:
+def test_speculative_decoding(
+    name: str, key: str, batch_size: int, cache_form: CacheForm, golden_bundle: Callable[..., Path]
+) -> None:
     cases = golden(name)[key]
     options = SpeculationOptions(confidence_threshold=THRESHOLDS[key])
-    model = DSparkInference.load(golden_bundle(name), threads=1, batch_size=batch_size, options=options)
+    bundle = golden_bundle(name, cache_form)
+    model = DSparkInference.load(bundle, threads=1, batch_size=batch_size, options=options)
     completions = model.generate([case["prompt"] for case in cases], SamplingParams(max_new_tokens=NEW_TOKENS))
     for completion, case in zip(completions, cases, strict=True):
         stats, whole = completion.stats, completion.stats.rounds - 1  # the last round may be cut

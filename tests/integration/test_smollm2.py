@@ -36,8 +36,7 @@ def margin(bundle: Path, ids: list[int]) -> float:
     """How far the best two logits after these tokens are apart."""
     opened = Bundle.open(bundle, check_hashes=False)
     session = open_sessions(opened, find_provider("cpu"), ["target"], None, check_hashes=False)["target"]
-    cache = KeyValueCache([opened.manifest.target.cache], 1)
-    target = Target(session, opened.manifest, cache, PhaseClock(), drafting=False)
+    target = Target(session, opened.manifest, KeyValueCache(opened.manifest.caches, 1), PhaseClock())
     second, best = np.sort(target.prefill(0, TokenRun(ids, len(ids))).logits[0])[-2:]
     return float(best - second)
 

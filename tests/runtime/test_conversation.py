@@ -64,7 +64,11 @@ def test_a_turn_from_the_cache_drafts_as_a_cold_one(name: str, chat_bundle: Chat
         if graph == "target":
             sizes.append(len(inputs["input_ids"]))
         if graph == "drafter":
-            context.update({name: rows.copy() for name, rows in inputs.items() if name.startswith("context.")})
+            cached = {name: rows for name, rows in inputs.items() if name.startswith("context.")}
+            bias = inputs["context_bias"] if "context_bias" in inputs else inputs["attention_bias"]
+            for name, rows in cached.items():
+                seen = bias[0, 0, 0, 0, : rows.shape[2]] == 0  # behind them lies what rejected tokens left
+                context[name] = rows[:, :, seen].copy()
 
     inference = tampered(chat_bundle(name), note)
     conversation = Conversation(inference)

@@ -133,13 +133,12 @@ def test_a_pass_over_many_tokens_equals_one_token_at_a_time(golden_bundle: Golde
 
     def logits(prompt: list[int], passes: list[list[int]]) -> np.ndarray:
         """Of tokens after a prompt, one verification step a pass."""
-        cache = KeyValueCache([bundle.manifest.target.cache], 1)
-        target = Target(session, bundle.manifest, cache, PhaseClock(), drafting=False)
-        cache.append(TARGET, 0, target.prefill(0, TokenRun(prompt, len(prompt))).rows[:, :, 0])
+        target = Target(session, bundle.manifest, KeyValueCache(bundle.manifest.caches, 1), PhaseClock())
+        target.commit(0, target.prefill(0, TokenRun(prompt, len(prompt))), 0, len(prompt))
         found = []
         for tokens in passes:
             step = target.verify([TokenRun(tokens, len(prompt))])
-            cache.append(TARGET, 0, step.rows[:, :, 0])
+            target.commit(0, step, 0, len(tokens))
             found.append(step.logits.copy())
         return np.concatenate(found)
 
@@ -442,6 +441,29 @@ def test_a_cache_that_was_spoilt_is_not_handed_on(
     poisoning = False
     expected = alone(load(golden_bundle(name)), CASES[:9])
     assert [outcome(completion) for completion in completions(inference, CASES[:9])] == expected
+
+
+@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+def test_what_rejected_tokens_leave_does_not_spoil_their_request(name: str, golden_bundle: GoldenBundle) -> None:
+    """A token that nobody decided for may overflow: its rows are masked, but masked values enter products."""
+    poisoned = 0
+
+    def poison(graph: str, inputs: Arrays, outputs: Arrays) -> None:
+        nonlocal poisoned
+        if graph != "target" or len(outputs["logits"]) < 2:
+            return
+        ids, chosen = inputs["input_ids"], outputs["logits"].argmax(axis=1)
+        unseen = 1 + int(np.logical_and.accumulate(chosen[:-1] == ids[1:]).sum())  # the first row that is not needed
+        outputs["logits"][unseen:] = np.nan
+        for cached, rows in outputs.items():
+            if cached.startswith("present."):
+                rows[0, :, inputs["position_ids"][unseen:]] = np.nan
+                poisoned += len(ids) - unseen
+
+    inference = tampered(golden_bundle(name), poison)
+    cases = [(prompt, SETTINGS[0]) for prompt in PROMPTS]
+    assert alone(inference, cases) == alone(load(golden_bundle(name)), cases)
+    assert poisoned
 
 
 # --- memory ---

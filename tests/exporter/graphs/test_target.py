@@ -1,11 +1,13 @@
 """The target's graph by itself: what a token gets depends on its own text alone, however the pass is cut."""
 
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from dspark.runtime.bundle import CacheForm
 from tests.checkpoints import write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close, export
 from tests.graph_host import Host, Request
@@ -22,14 +24,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=product(MODELS, get_args(CacheForm)), ids="-".join)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of a target and a bundle of it, with a block drafter for one and an EAGLE-3 drafter for others."""
-    folder = tmp_path_factory.mktemp(request.param)
-    family, changes = MODELS[request.param]
+    """Folders of a target and a bundle of it, with an EAGLE-3 drafter for one and a block drafter for the others."""
+    model, cache_form = request.param
+    folder = tmp_path_factory.mktemp(model)
+    family, changes = MODELS[model]
     target = write_target(folder / "target", family, **changes)
     write = write_eagle3 if family == "qwen3" else write_deepspec
-    export(target, write(folder / "drafter", target), folder / "bundle")
+    export(target, write(folder / "drafter", target), folder / "bundle", cache_form=cache_form)
     return folder
 
 
@@ -98,9 +101,13 @@ def test_names_and_shapes_are_the_contract(host: Host) -> None:
     assert outputs["logits"] == ["K", 96]
     assert inputs["input_ids"] == inputs["position_ids"] == inputs["unpad_index"] == ["N"]
     assert inputs["pad_index"] == ["B", "T"]
-    assert inputs["attention_bias"] == ["B", 1, 1, "T", "S+T"]
+    assert inputs["attention_bias"] == ["B", 1, 1, "T", "S" if host.in_place else "S+T"]
     cache = host.info.cache
     for layer in range(cache.layers):
         for part in ("key", "value"):
             assert inputs[f"past.{layer}.{part}"] == ["B", cache.kv_heads, "S", cache.head_dim]
-            assert outputs[f"new.{layer}.{part}"] == ["B", cache.kv_heads, "T", cache.head_dim]
+            if host.in_place:
+                assert outputs[f"present.{layer}.{part}"] == ["B", cache.kv_heads, "S", cache.head_dim]
+            else:
+                assert outputs[f"new.{layer}.{part}"] == ["B", cache.kv_heads, "T", cache.head_dim]
+    assert host.in_place == ("write_index" in inputs)
