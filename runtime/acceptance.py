@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.shaping import Distribution, Penalties, finite_maximum, proposed, shaped
+from dspark.runtime.shaping import Distribution, Penalties, proposed, require_finite, shaped
 
 __all__ = ["Sampler"]
 
@@ -117,7 +117,7 @@ class Sampler:
         return len(emitted), [*emitted, self._emit(bonus)]
 
     def _target(self, logits: npt.NDArray[np.float32], slot: int) -> Distribution:
-        finite_maximum(logits, f"the target's logits of slot {slot}")
+        require_finite(logits, f"the target's logits of slot {slot}")
         return shaped(self._penalties.apply(logits), self.params)
 
     def _emit(self, token: int) -> int:

@@ -3,6 +3,8 @@
 Rows of rejected tokens do not count, so there is nothing to roll back.
 """
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -118,5 +120,13 @@ class KeyValueCache:
 
 
 def _allocate(info: CacheInfo, slots: int, tokens: int) -> NDArray[np.float32]:
-    """Zeros, which cost no memory until they are overwritten."""
-    return np.zeros((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)
+    """Zeros, which cost no memory until they are overwritten.
+
+    Used rows lie scattered among unused ones. In huge pages, which Linux gives to large arrays, every few kilobytes
+    touched would cost two megabytes of zeros: 60 to 300 ms when a cache of eight slots grows, instead of 20.
+    """
+    shape = (info.layers, 2, slots, info.kv_heads, tokens, info.head_dim)
+    memory = mmap.mmap(-1, 4 * math.prod(shape))
+    if slots > 1 and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32).reshape(shape)

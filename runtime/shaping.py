@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.sampling import SamplingParams
 
-__all__ = ["Distribution", "Penalties", "finite_maximum", "proposed", "shaped"]
+__all__ = ["Distribution", "Penalties", "proposed", "require_finite", "shaped"]
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -117,8 +117,8 @@ class Penalties:
         return penalised
 
 
-def finite_maximum(logits: Logits, name: str) -> np.float32:
-    """Returns the row's largest value, after making sure that all are finite.
+def require_finite(logits: Logits, name: str) -> None:
+    """Makes sure that all values of a row are finite.
 
     Args:
         logits: ``[V]``.
@@ -127,13 +127,14 @@ def finite_maximum(logits: Logits, name: str) -> np.float32:
     Raises:
         NumericalError: The row holds a NaN or an infinity; names its token id.
     """
-    # NaN survives both reductions, so two passes without a temporary see everything.
-    highest: np.float32 = logits.max()
-    if not math.isfinite(highest) or not math.isfinite(logits.min()):
-        finite = np.isfinite(logits)
+    # One pass without a temporary: nothing that is not finite gets out of a sum. Finite values may overflow it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(logits.sum()):
+            return
+    finite = np.isfinite(logits)
+    if not finite.all():
         token = int(finite.argmin())
         raise NumericalError(f"{name}: the logit of token {token} is {logits[token]}, not a finite number")
-    return highest
 
 
 def shaped(logits: Logits, params: SamplingParams) -> Distribution:
@@ -177,7 +178,8 @@ def proposed(logits: Logits, temperature: float, ids: Ids | None, name: str) -> 
         NumericalError: The row holds a NaN or an infinity.
     """
     scaled = logits if temperature == 1 else logits / np.float32(temperature)
-    return Distribution(np.exp(scaled - finite_maximum(scaled, name)), ids)
+    require_finite(scaled, name)
+    return Distribution(np.exp(scaled - scaled.max()), ids)
 
 
 def _nucleus(p: Distribution, mass: float) -> Ids:

@@ -24,7 +24,7 @@ from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round, RoundTable
 from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.shaping import finite_maximum
+from dspark.runtime.shaping import require_finite
 from dspark.runtime.target import Target, TokenRun
 
 __all__ = [
@@ -275,8 +275,9 @@ class _Reader:
 
 
 def _log_softmax(logits: NDArray[np.float32], name: str) -> Floats:
-    highest = np.array([finite_maximum(row, name) for row in logits], np.float64)
-    shifted = logits - highest[:, None]
+    for row in logits:
+        require_finite(row, name)
+    shifted = logits - logits.max(axis=1, keepdims=True).astype(np.float64)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
