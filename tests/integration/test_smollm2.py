@@ -71,6 +71,7 @@ def test_greedy_output_equals_plain_decoding(bundle: Path) -> None:
         assert accepted > 300, "the drafter must have been of use"
         for prompt, before, after in zip(asked, expected, found, strict=True):
             if before.token_ids != after.token_ids:
+                assert bundle.name == "fp32", prompt  # int8 is exact
                 pairs = zip(before.token_ids, after.token_ids, strict=False)
                 same = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
                 assert margin(bundle, plain.encode(prompt) + same) <= NEAR_TIE, prompt
