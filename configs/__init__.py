@@ -6,7 +6,9 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["model_defaults"]
+__all__ = ["model_defaults", "serving_profiles"]
+
+SERVING_PROFILES = ("flash", "pro")
 
 
 @cache
@@ -16,8 +18,14 @@ def model_defaults() -> Mapping[str, Mapping[str, Any]]:
     Returns:
         For each supported ``model_type`` the values of its configuration class.
     """
-    import yaml  # only the exporter has it; the runtime reads other data of this package
+    import yaml  # only the exporter calls this; the runtime loads without it
 
     text = files("dspark.configs").joinpath("model_defaults.yaml").read_text(encoding="utf-8")
     content: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return MappingProxyType({name: MappingProxyType(values) for name, values in content.items()})
+
+
+def serving_profiles() -> Mapping[str, str]:
+    """The serving profiles that come with the package: YAML by name."""
+    folder = files("dspark.configs")
+    return {name: folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8") for name in SERVING_PROFILES}

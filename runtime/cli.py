@@ -16,11 +16,11 @@ from dspark.runtime.bench import BenchReport, default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.cli_options import (
-    BatchSize,
     BundleArgument,
     ConfidenceThreshold,
     Json,
     MaxDraftTokens,
+    Profile,
     Scheduler,
     Threads,
     messages,
@@ -29,12 +29,17 @@ from dspark.runtime.conversation import Conversation
 from dspark.runtime.display import show_bundle
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
+from dspark.runtime.evaluation.report import check_report
+from dspark.runtime.evaluation.tables import show_tables
 from dspark.runtime.graph_profile import GraphProfile, profile_graphs
 from dspark.runtime.inference import DSparkInference
+from dspark.runtime.load_bench import CONCURRENCIES, LoadSettings, run_load_benchmark
+from dspark.runtime.load_report import load_table, write_load_report
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.serving_profile import find_profile
 
 __all__ = ["main"]
 
@@ -83,14 +88,18 @@ def generate(
     scheduler: Scheduler = None,
     max_draft_tokens: MaxDraftTokens = None,
     confidence_threshold: ConfidenceThreshold = None,
-    batch_size: BatchSize = 8,
+    profile: Profile = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Requests that run at once.", show_default="8, or the profile's")
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Generates text for one prompt or for every row of a file.
 
-    Rows are {"prompt": …}, {"messages": […]} or {"prompt_ids": […]}; other keys override sampling options. A row that
-    is refused says so in its place; the exit code is 1 if no row succeeded.
+    Rows are {"prompt": …}, {"messages": […]} or {"prompt_ids": […]}; "priority" is "interactive" or "batch", and
+    other keys override sampling options. A row that is refused says so in its place; the exit code is 1 if no row
+    succeeded.
     """
     params = _sampling_params(
         max_new_tokens=max_new_tokens,
@@ -108,7 +117,7 @@ def generate(
         raise RequestError("give either --prompt or --input")
     rows = list(read_rows(_lines(input))) if input is not None else [{"prompt": prompt}]
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    inference = _load(bundle, options, batch_size, threads)
+    inference = _load(bundle, options, batch_size, threads, profile)
     entries = [_entry(inference, row, params, raw=raw) for row in rows]
     succeeded = not entries
     with _progress(len(entries), shown=as_json) as advance:
@@ -143,6 +152,7 @@ def chat(
     scheduler: Scheduler = None,
     max_draft_tokens: MaxDraftTokens = None,
     confidence_threshold: ConfidenceThreshold = None,
+    profile: Profile = None,
     threads: Threads = None,
 ) -> None:
     """Holds a conversation that keeps its cache from turn to turn.
@@ -161,7 +171,7 @@ def chat(
         seed=seed,
     )
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    conversation = Conversation(_load(bundle, options, 1, threads), system)
+    conversation = Conversation(_load(bundle, options, 1, threads, profile), system)
     while True:
         try:
             text = input("> ").strip()
@@ -196,24 +206,57 @@ def bench(
     scheduler: Scheduler = None,
     max_draft_tokens: MaxDraftTokens = None,
     confidence_threshold: ConfidenceThreshold = None,
+    profile: Profile = None,
     threads: Threads = None,
     profile_graph: Annotated[
         bool, typer.Option("--profile-graph", help="Name each graph's most expensive operators instead.")
     ] = False,
+    load: Annotated[bool, typer.Option("--load", help="Measure every scheduler with several users instead.")] = False,
+    concurrency: Annotated[str, typer.Option(help="With --load: numbers of users, separated by commas.")] = ",".join(
+        map(str, CONCURRENCIES)
+    ),
+    schedulers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --load: schedulers, separated by commas; fixed:3 verifies 3 draft tokens.",
+            show_default="all that the bundle allows",
+        ),
+    ] = None,
+    requests_per_user: Annotated[int, typer.Option(help="With --load: requests that each user sends in a turn.")] = 2,
+    report: Annotated[Path | None, typer.Option(help="With --load: a folder for load.json and pictures.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measures plain and speculative decoding in one interleaved run, and where a round's time goes."""
+    """Measures plain and speculative decoding in one interleaved run, and where a round's time goes.
+
+    With --load it measures every scheduler with 1, 2, 4 … users who send one request after another.
+    """
     rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    report: BenchReport | GraphProfile
+    if load:
+        if scheduler is not None:
+            raise RequestError(f"--scheduler {scheduler} chooses one; with --load use --schedulers")
+        settings = LoadSettings(
+            schedulers=None if schedulers is None else tuple(schedulers.split(",")),
+            concurrencies=_numbers("--concurrency", concurrency),
+            max_new_tokens=max_new_tokens,
+            requests_per_user=requests_per_user,
+            repeats=repeats,
+            threads=threads,
+            profile=profile,
+        )
+        _bench_load(bundle, rows, options, settings, report, as_json=as_json)
+        return
+    if profile is not None:
+        options = find_profile(profile).options(Bundle.open(bundle, check_hashes=False).manifest, options)
+    measured: BenchReport | GraphProfile
     if profile_graph:
-        report = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages)
+        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages)
     else:
-        report = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
+        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
     if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
+        print(json.dumps(measured.as_dict(), indent=2))
     else:
-        report.show(Console())
+        measured.show(Console())
 
 
 app.command()(evaluate)
@@ -235,6 +278,34 @@ def main() -> None:
         sys.exit(130)
 
 
+def _bench_load(
+    bundle: Path,
+    rows: Sequence[Mapping[str, Any] | RequestError],
+    options: SpeculationOptions,
+    settings: LoadSettings,
+    folder: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    if folder is not None:
+        check_report(folder)
+    measured = run_load_benchmark(bundle, rows, options, settings, messages)
+    if folder is not None:
+        with messages.status("Drawing"):
+            write_load_report(measured, folder)
+    if as_json:
+        print(measured.model_dump_json(indent=2))
+    else:
+        show_tables([load_table(measured)], Console())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError as error:
+        raise RequestError(f"{option} {text}: must be whole numbers, separated by commas") from error
+
+
 def _sampling_params(**options: Any) -> SamplingParams:
     given = {name: value for name, value in options.items() if value is not None}
     return SamplingParams.parse(SamplingParams(), given)
@@ -253,9 +324,11 @@ def _lines(source: str) -> Iterator[bytes]:
         raise RequestError(f"{source}: cannot be read: {error}") from error
 
 
-def _load(bundle: Path, options: SpeculationOptions, batch_size: int, threads: int | None) -> DSparkInference:
+def _load(
+    bundle: Path, options: SpeculationOptions, batch_size: int | None, threads: int | None, profile: str | None
+) -> DSparkInference:
     with messages.status(Text(f"Loading {bundle}")):
-        return DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads)
+        return DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads, profile=profile)
 
 
 def _entry(

@@ -14,6 +14,7 @@ __all__ = [
     "ConfidenceThreshold",
     "Json",
     "MaxDraftTokens",
+    "Profile",
     "Scheduler",
     "Threads",
     "messages",
@@ -29,6 +30,9 @@ Scheduler = Annotated[
 MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round.", show_default="all")]
 ConfidenceThreshold = Annotated[
     float | None, typer.Option(help="Verify draft tokens up to the first less sure than this.", show_default="0.6")
+]
+Profile = Annotated[
+    str | None, typer.Option(help="Serving profile: flash (lowest latency), pro (highest throughput), or a YAML file.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
 Threads = Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")]

@@ -2,11 +2,14 @@
 
 A request moves from *waiting* through *prefill*, in chunks, to *running*; requests join and leave between rounds.
 Running requests fill the cache's slots 0…R − 1, the one being prefilled has slot R.
+
+Requests may come and be cancelled from any thread; steps of several threads take turns.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +18,9 @@ from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.calibration import confidences
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import Drafter, DraftInput, Proposal
-from dspark.runtime.errors import NumericalError
+from dspark.runtime.engine_settings import EngineSettings
+from dspark.runtime.errors import DSparkError, NumericalError
+from dspark.runtime.queue import RequestQueue
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round
 from dspark.runtime.scheduler import Scheduler
@@ -24,7 +29,7 @@ from dspark.runtime.target import TARGET, Target, TokenRun, Verification
 __all__ = ["Engine", "Speculation"]
 
 PREFILL_CHUNK = 128
-"""Prompt tokens a step computes: bounds attention's memory on long prompts and the wait of running requests."""
+"""Prompt tokens a step computes, if nothing else is set: bounds attention's memory and the wait of running requests."""
 NO_TOKENS = np.empty(0, np.int64)
 
 
@@ -56,55 +61,92 @@ class Engine:
         speculation: How to draft; None decodes plainly.
         batch_size: Requests that run at once; the cache has as many slots.
         clock: Tells where the time goes.
+        settings: How requests are taken in.
     """
 
     def __init__(
-        self, target: Target, cache: KeyValueCache, speculation: Speculation | None, batch_size: int, clock: PhaseClock
+        self,
+        target: Target,
+        cache: KeyValueCache,
+        speculation: Speculation | None,
+        batch_size: int,
+        clock: PhaseClock,
+        settings: EngineSettings,
     ) -> None:
         self._target = target
         self._cache = cache
         self._speculation = speculation
         self._batch_size = batch_size
         self._clock = clock
-        self._waiting: deque[Request] = deque()
+        self._settings = settings
+        self._queue = RequestQueue(min(settings.min_batch_size, batch_size), settings.max_queue_delay)
+        self._cancelled: deque[Request] = deque()
+        self._stepping = Lock()
         self._prefilling: Request | None = None
         self._running: list[Request] = []
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._prefilling or self._running)
+        return not (self._queue or self._prefilling or self._running)
 
     def submit(self, request: Request) -> None:
         """Queues a request."""
-        self._waiting.append(request)
+        self._queue.push(request)
 
     def step(self) -> list[Request]:
         """Computes some of the prompts that wait, and one round of the running requests.
 
+        While nothing runs, it first waits for a batch as the settings say. Once something runs, whoever comes joins it:
+        a step costs little more for one more request, so waiting could only lose.
+
         Returns:
             The requests that emitted tokens or ended.
         """
-        touched = self._admit()
-        if self._running:
-            touched += [request for request in self._round() if request not in touched]
-        return touched
+        if self._prefilling is None and not self._running:
+            self._queue.wait()
+        try:
+            with self._stepping:
+                self._drop_cancelled()
+                touched = self._admit()
+                if self._running:
+                    touched += [request for request in self._round() if request not in touched]
+                return touched
+        finally:
+            self._settle()
 
     def cancel(self, request: Request) -> None:
-        """Forgets a request wherever it is; its slot is free at once."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-        elif request is self._prefilling:
-            self._prefilling = None
-        elif request in self._running:
-            self._leave(request)
+        """Ends a request wherever it is, if it has not ended; its slot is free at once, or after the step under way."""
+        self._cancelled.append(request)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Carries cancellations out, unless a step is under way, which does so when it ends."""
+        while self._cancelled and self._stepping.acquire(blocking=False):
+            try:
+                self._drop_cancelled()
+            finally:
+                self._stepping.release()
+
+    def _drop_cancelled(self) -> None:
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            if request is self._prefilling:
+                self._prefilling = None
+            elif request in self._running:
+                self._leave(request)
+            elif not self._queue.remove(request):
+                continue  # it has ended already
+            request.cancel()
 
     def _admit(self) -> list[Request]:
-        """Computes prompts, ``PREFILL_CHUNK`` tokens at most; returns the requests whose first token is decided."""
-        started, budget = [], PREFILL_CHUNK
+        """Computes prompts up to the step's limit; returns the requests whose first token is decided."""
+        started, budget = [], self._settings.prefill_tokens or PREFILL_CHUNK
         while budget > 0:
-            if self._prefilling is None and self._waiting and len(self._running) < self._batch_size:
-                self._begin(self._waiting.popleft())
+            if self._prefilling is None and len(self._running) < self._batch_size:
+                self._prefilling = self._queue.pop(self._fits)
+                if self._prefilling is not None:
+                    self._begin(self._prefilling)
             request = self._prefilling
             if request is None:
                 break
@@ -114,6 +156,11 @@ class Engine:
                 self._join(request)
         return started
 
+    def _fits(self, request: Request) -> bool:
+        """Whether the cache has room for all that this and the running requests may come to."""
+        limit = self._settings.cache_tokens
+        return limit is None or sum(each.most_tokens for each in (request, *self._running)) <= limit
+
     def _begin(self, request: Request) -> None:
         slot = len(self._running)
         self._cache.truncate(slot, 0)
@@ -121,7 +168,6 @@ class Engine:
             self._cache.copy(slot, request.prefix, 0)
         if self._speculation is not None:
             self._speculation.drafter.begin(slot)
-        self._prefilling = request
 
     def _prefill(self, request: Request, most: int) -> int:
         """Computes the next tokens of a prompt, ``most`` at most; returns how many."""
@@ -129,14 +175,14 @@ class Engine:
         prompt = request.prompt_ids
         start = int(self._cache.lengths[TARGET, slot])
         chunk = prompt[start : start + most]
-        verification = self._target.prefill(slot, TokenRun(chunk, len(prompt)))
         following = prompt[start + 1 : start + 1 + len(chunk)]
-        if len(following) < len(chunk):
-            try:
+        try:
+            verification = self._target.prefill(slot, TokenRun(chunk, len(prompt)))
+            if len(following) < len(chunk):
                 following += request.emit([request.sampler.next_token(verification.logits[0])])
-            except NumericalError as error:
-                self._fail(slot, request, error)
-                return len(chunk)
+        except DSparkError as error:  # a graph may fail on this prompt alone
+            self._fail(slot, request, error)
+            return len(chunk)
         self._commit(slot, verification, 0, following)
         return len(chunk)
 
@@ -185,6 +231,8 @@ class Engine:
     def _draft_limits(self) -> NDArray[np.int64]:
         """The most draft tokens of each running request, ``[R]``; its last token needs no draft."""
         most = self._speculation.max_draft_tokens if self._speculation else 0
+        if self._settings.step_tokens is not None:
+            most = min(most, max(self._settings.step_tokens // len(self._running) - 1, 0))
         return np.array([most if request.remaining > 1 else 0 for request in self._running], np.int64)
 
     def _propose(self, requests: Sequence[Request]) -> Proposal:
@@ -212,8 +260,8 @@ class Engine:
         if self._speculation is not None:
             self._speculation.drafter.commit(slot, verification, index, following)
 
-    def _fail(self, slot: int, request: Request, error: NumericalError) -> None:
-        """Ends a request whose values are not finite, and leaves none of them in the cache."""
+    def _fail(self, slot: int, request: Request, error: DSparkError) -> None:
+        """Ends a request that cannot go on, and leaves no values in the cache that are not finite."""
         request.fail(error)
         self._cache.clear_tail(slot)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import make_drafter
 from dspark.runtime.engine import Engine, Speculation
+from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
 from dspark.runtime.options import SpeculationOptions
-from dspark.runtime.request import Completion, Request
+from dspark.runtime.request import Completion, Priority, Request
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.serving_profile import find_profile
 from dspark.runtime.target import Target
 from dspark.runtime.text import TextProcessor, TextStream
 
@@ -34,6 +36,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
 
 MOST_REQUESTS = 1024
+BATCH_SIZE = 8
 Loaded = TypeVar("Loaded", bound=Session)
 
 
@@ -71,11 +74,13 @@ class DSparkInference:
         batch_size: int,
         context_length: int,
         calibration: Calibration | None = None,
+        settings: EngineSettings | None = None,
     ) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
         self.clock = PhaseClock()
         self.context_length = context_length
+        self._settings = settings or EngineSettings()
         self.text = _text_processor(bundle)
         self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
         plan = options.resolve(manifest)
@@ -93,7 +98,7 @@ class DSparkInference:
                 draft_length=length,
                 confidence_temperatures=np.asarray(temperatures, np.float32),
             )
-        self.engine = Engine(target, cache, speculation, batch_size, self.clock)
+        self.engine = Engine(target, cache, speculation, batch_size, self.clock, self._settings)
 
     @classmethod
     def load(
@@ -102,9 +107,10 @@ class DSparkInference:
         *,
         provider: str = "cpu",
         threads: int | None = None,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         options: SpeculationOptions | None = None,
         max_sequence_length: int | None = None,
+        profile: Path | str | None = None,
         check_hashes: bool | None = None,
     ) -> "DSparkInference":
         """Loads a bundle.
@@ -113,19 +119,27 @@ class DSparkInference:
             bundle: Its folder.
             provider: What runs its graphs.
             threads: Host threads; by default one a core.
-            batch_size: Requests that run at once.
-            options: How to speculate.
-            max_sequence_length: Longest text in tokens, to bound the cache; by default the model's own limit.
+            batch_size: Requests that run at once; by default the profile's number, or 8.
+            options: How to speculate; what they leave open the profile decides.
+            max_sequence_length: Longest text in tokens, to bound the cache; by default the profile's or the model's own
+                limit.
+            profile: A serving profile: the name of one that comes with the package, or a YAML file.
             check_hashes: See ``Bundle.open``.
 
         Raises:
             BundleError: The bundle or its calibration is missing files, damaged or of another version.
             ProviderError: The provider is unknown, not installed, or cannot run the bundle.
-            RequestError: An option does not fit the bundle.
+            RequestError: An option does not fit the bundle, or the profile is refused.
         """
-        options = options or SpeculationOptions()
+        options, settings = options or SpeculationOptions(), EngineSettings()
         opened = Bundle.open(bundle, check_hashes=False)
         manifest = opened.manifest
+        if profile is not None:
+            chosen = find_profile(profile)
+            options, settings = chosen.options(manifest, options), chosen.settings
+            batch_size = chosen.batch_size if batch_size is None else batch_size
+            max_sequence_length = chosen.max_sequence_length if max_sequence_length is None else max_sequence_length
+        batch_size = BATCH_SIZE if batch_size is None else batch_size
         check_batch_size(batch_size)
         limit = manifest.target.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
@@ -133,7 +147,7 @@ class DSparkInference:
         names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
         calibration = read_calibration(opened)
         sessions = open_sessions(opened, find_provider(provider), names, threads, check_hashes)
-        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration)
+        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, settings)
 
     def request(
         self,
@@ -141,6 +155,7 @@ class DSparkInference:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        priority: Priority = "interactive",
         prefix: KeyValueCache | None = None,
         keep_cache: bool = False,
     ) -> Request:
@@ -150,12 +165,16 @@ class DSparkInference:
             prompt: Text, chat messages, or token ids.
             params: Sampling options; greedy by default.
             raw: Whether text is taken as it is, without the chat template.
+            priority: See ``Request``.
             prefix: See ``Request``.
             keep_cache: See ``Request``.
 
         Raises:
-            RequestError: The prompt is empty, too long, malformed, or has ids outside the vocabulary.
+            RequestError: The prompt is empty, too long, malformed, or has ids outside the vocabulary, or there is no
+                such priority.
         """
+        if priority not in get_args(Priority):
+            raise RequestError(f"priority is {priority!r}; there are {' and '.join(get_args(Priority))}")
         params = params or SamplingParams()
         prompt_ids = self.encode(prompt, raw=raw)
         size = self.bundle.manifest.target.vocabulary_size
@@ -170,11 +189,19 @@ class DSparkInference:
                 f"the prompt's {len(prompt_ids)} tokens and max_new_tokens {params.max_new_tokens} make {total}; "
                 f"the limit is {self.context_length}"
             )
+        room = self._settings.cache_tokens
+        if room is not None and total > room:
+            raise RequestError(
+                f"the prompt's {len(prompt_ids)} tokens and max_new_tokens {params.max_new_tokens} make {total}; "
+                f"the cache has room for {room} (max_cache_tokens)"
+            )
         if params.stop and self.text is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none")
         sampler = Sampler(params, prompt_ids, size, self._stop_token_ids)
         stream = TextStream(self.text, params.stop) if self.text is not None else None
-        return Request(prompt_ids, sampler, self._stop_token_ids, stream, prefix=prefix, keep_cache=keep_cache)
+        return Request(
+            prompt_ids, sampler, self._stop_token_ids, stream, prefix=prefix, keep_cache=keep_cache, priority=priority
+        )
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt.
@@ -204,6 +231,7 @@ class DSparkInference:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        priority: Priority = "interactive",
     ) -> list[Completion]:
         """Generates for several prompts at once.
 
@@ -211,6 +239,7 @@ class DSparkInference:
             prompts: The prompts.
             params: Sampling options of all, or of each.
             raw: Whether text is taken as it is, without the chat template.
+            priority: See ``Request``.
 
         Returns:
             The completions, in the order of the prompts.
@@ -224,30 +253,40 @@ class DSparkInference:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling options")
-        requests = [self.request(prompt, each, raw=raw) for prompt, each in zip(prompts, params, strict=True)]
+        requests = [
+            self.request(prompt, each, raw=raw, priority=priority) for prompt, each in zip(prompts, params, strict=True)
+        ]
         self.run(requests)
         return [request.completion() for request in requests]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        priority: Priority = "interactive",
     ) -> Generator[Chunk, None, None]:
         """Generates for one prompt and yields output as it is decided; closing the iterator frees its slot.
 
-        Several streams may be open at once; each step of one moves all of them on.
+        Several streams may be open at once, in one thread or in several; each step of one moves all of them on.
 
         Args:
             prompt: The prompt.
             params: Sampling options; greedy by default.
             raw: Whether text is taken as it is, without the chat template.
+            priority: See ``Request``.
 
         Raises:
             RequestError: As ``request``.
             NumericalError: The model returned values that are not finite.
         """
-        return self.follow(self.request(prompt, params, raw=raw))
+        return self.follow(self.request(prompt, params, raw=raw, priority=priority))
 
     def follow(self, request: Request) -> Generator[Chunk, None, None]:
         """Submits a request and yields its output as it is decided; closing the iterator cancels it.
+
+        If someone else cancels it (``engine.cancel``, from any thread), the output just ends.
 
         Raises:
             NumericalError: The model returned values that are not finite.
@@ -256,14 +295,15 @@ class DSparkInference:
         try:
             seen = 0
             while True:
+                ended = request.finish_reason is not None  # before looking: another thread may add the last tokens now
                 chunk = Chunk(request.take_text(), request.output_ids[seen:])
                 seen += len(chunk.token_ids)
                 if chunk.text or chunk.token_ids:
                     yield chunk  # meanwhile other streams may move this request on, even to its end
-                elif request.finish_reason is None:
-                    self.engine.step()
-                else:
+                elif ended:
                     break
+                else:
+                    self.engine.step()
         finally:
             self.engine.cancel(request)
         if request.failure is not None:

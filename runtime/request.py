@@ -1,5 +1,6 @@
 """One generation: what was asked, what has been produced, and how it went."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -11,9 +12,10 @@ from dspark.runtime.errors import DSparkError
 from dspark.runtime.rounds import Round
 from dspark.runtime.text import TextStream
 
-__all__ = ["Completion", "FinishReason", "Request", "Stats"]
+__all__ = ["Completion", "FinishReason", "Priority", "Request", "Stats"]
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+Priority = Literal["interactive", "batch"]
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Completion:
     Attributes:
         text: The output; None if the bundle has no tokenizer. A stop string and what follows is cut off.
         token_ids: The output's ids, a stop token included.
-        finish_reason: ``stop`` (a stop token or string), ``length`` or ``error``.
+        finish_reason: ``stop`` (a stop token or string), ``length``, ``error`` or ``cancelled``.
         error: What went wrong, with ``error``.
         prompt_tokens: Length of the prompt.
         stats: How it went.
@@ -73,6 +75,7 @@ class Request:
         stream: Turns its tokens into text; None if the bundle has no tokenizer.
         prefix: Cached tokens with which the prompt begins, fewer than it has (one slot); they are not computed again.
         keep_cache: Whether its cache is kept when it ends, as the prefix of a later request.
+        priority: ``interactive`` requests are taken in before those of priority ``batch``.
 
     Attributes:
         output_ids: Ids emitted so far.
@@ -91,6 +94,7 @@ class Request:
         *,
         prefix: KeyValueCache | None = None,
         keep_cache: bool = False,
+        priority: Priority = "interactive",
     ) -> None:
         self.prompt_ids = list(prompt_ids)
         self.sampler = sampler
@@ -100,11 +104,12 @@ class Request:
         self.rounds: list[Round] = []
         self.prefix = prefix
         self.keep_cache = keep_cache
+        self.priority = priority
         self.cache: KeyValueCache | None = None
         self._stop_token_ids = stop_token_ids
         self._stream = stream
         self.failure: DSparkError | None = None
-        self._fresh_text: list[str] = []
+        self._fresh_text: deque[str] = deque()
         self._started = perf_counter()
 
     @property
@@ -116,6 +121,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens it may still emit."""
         return self.sampler.params.max_new_tokens - len(self.output_ids)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and output together, if it emits as many as it may."""
+        return len(self.prompt_ids) + self.sampler.params.max_new_tokens
 
     def emit(self, tokens: Sequence[int]) -> list[int]:
         """Takes decided tokens up to where the generation ends.
@@ -155,11 +165,13 @@ class Request:
         self.failure = error
         self._finish("error")
 
+    def cancel(self) -> None:
+        """Ends the generation because nobody wants it any more; what was emitted stays."""
+        self._finish("cancelled")
+
     def take_text(self) -> str:
-        """The text decided since the last call."""
-        text = "".join(self._fresh_text)
-        self._fresh_text.clear()
-        return text
+        """The text decided since the last call; a step in another thread may go on adding to it."""
+        return "".join(self._fresh_text.popleft() for _ in range(len(self._fresh_text)))
 
     def completion(self) -> Completion:
         """The finished generation."""

@@ -33,7 +33,8 @@ def parse_row(inference: DSparkInference, row: Mapping[str, Any], params: Sampli
 
     Args:
         inference: Checks the prompt.
-        row: One of ``prompt``, ``messages`` and ``prompt_ids``; any other key overrides a sampling option.
+        row: One of ``prompt``, ``messages`` and ``prompt_ids``, and maybe a ``priority``; any other key overrides a
+            sampling option.
         params: Options that the row does not override.
         raw: Whether ``prompt`` is taken as it is, without the chat template.
 
@@ -44,8 +45,9 @@ def parse_row(inference: DSparkInference, row: Mapping[str, Any], params: Sampli
     if len(given) != 1:
         found = " and ".join(given) or f"only {', '.join(map(repr, row)) or 'nothing'}"
         raise RequestError(f"a row must have exactly one of {', '.join(PROMPT_KEYS)}; this one has {found}")
-    options = {key: value for key, value in row.items() if key != given[0]}
-    return inference.request(_checked(given[0], row[given[0]]), SamplingParams.parse(params, options), raw=raw)
+    options = {key: value for key, value in row.items() if key not in (given[0], "priority")}
+    prompt, params = _checked(given[0], row[given[0]]), SamplingParams.parse(params, options)
+    return inference.request(prompt, params, raw=raw, priority=row.get("priority", "interactive"))
 
 
 def _checked(key: str, value: object) -> Prompt:

@@ -12,7 +12,7 @@ from dspark.runtime.evaluation.evaluator import Counts, Evaluation
 from dspark.runtime.evaluation.figures import Figures
 from dspark.runtime.evaluation.quality import Comparison, ComparisonResult
 
-__all__ = ["TextTable", "comparison_tables", "evaluation_tables", "show_tables"]
+__all__ = ["ABSENT", "TextTable", "comparison_tables", "evaluation_tables", "show_tables"]
 
 ABSENT = "–"
 

@@ -21,7 +21,10 @@ HEAVY = (
 )
 ALLOWED = {  # what each package may import besides the standard library and itself
     "providers": {"numpy", "onnxruntime"},
-    "runtime": {"dspark.providers", "jinja2", "matplotlib", "numpy", "pydantic", "rich", "tokenizers", "typer"},
+    "runtime": {
+        *("dspark.configs", "dspark.providers"),
+        *("jinja2", "matplotlib", "numpy", "pydantic", "rich", "tokenizers", "typer", "yaml"),
+    },
     "configs": {"yaml"},
 }
 
