@@ -19,7 +19,7 @@ Draw: TypeAlias = "Callable[[LoadReport, Axes], None]"
 
 def load_table(report: LoadReport) -> TextTable:
     """All figures, a cell of the benchmark a row."""
-    columns = ["scheduler", "users", "tokens/s", "a user", "to first", "between", "verified", "length"]
+    columns = ["scheduler", "users", "all", "each", "first", "between", "verified", "length"]
     rows = []
     for cell in report.cells:
         row = [cell.scheduler, str(cell.concurrency)]
@@ -27,8 +27,8 @@ def load_table(report: LoadReport) -> TextTable:
         row += [_milliseconds(cell.time_to_first_token), _milliseconds(cell.time_between_tokens)]
         rows.append([*row, _number(cell.verified_tokens, 2), _number(cell.acceptance_length, 2)])
     title = (
-        f"{report.bundle} under load: time to first token and between tokens in ms, p50 / p99; draft tokens verified and "
-        "acceptance length, a request and round"
+        f"{report.bundle} under load: tokens a second of all users and of each; ms to the first token and between "
+        "tokens (p50/p99); draft tokens verified and acceptance length, a request and round"
     )
     return TextTable(title, columns, rows)
 
@@ -97,7 +97,7 @@ def _by_scheduler(report: LoadReport) -> dict[str, list[LoadCell]]:
 
 
 def _milliseconds(times: Percentiles | None) -> str:
-    return ABSENT if times is None else f"{1e3 * times.p50:.0f} / {1e3 * times.p99:.0f}"
+    return ABSENT if times is None else f"{1e3 * times.p50:.0f}/{1e3 * times.p99:.0f}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -186,7 +186,7 @@ class ShortProfile(ServingProfile):
         """``draft_ratio`` in tokens, if the given options leave it open."""
         if manifest.drafter is None or given.max_draft_tokens is not None:
             return given
-        tokens = math.ceil(self.draft_ratio * manifest.drafter.draft_length)
+        tokens = math.ceil(round(self.draft_ratio * manifest.drafter.draft_length, 6))  # 0.7 · 10 is a little above 7
         if tokens:
             return replace(given, max_draft_tokens=tokens)
         return given if given.scheduler is not None else replace(given, scheduler="off")
@@ -248,7 +248,7 @@ def _explain(problem: Mapping[str, Any]) -> str:
     """Says one pydantic error in terms of the profile."""
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"unknown key {place!r}; {_advice(place, KEYS)}"
+        return f"unknown key {place!r}; {_advice(place, [*SECTIONS, *KEYS])}"
     if place in SECTIONS:
         if problem["type"] == "value_error":
             return f"{place}.{problem['ctx']['error']}"

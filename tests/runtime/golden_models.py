@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dspark.providers import Call, Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
+from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.inference import open_sessions
 
 __all__ = ["DRAFTERS", "PROMPTS", "Tamper", "ids", "load", "outcome", "tampered"]
@@ -39,7 +40,12 @@ def load(
 
 
 def tampered(
-    bundle: Path, tamper: Tamper, batch_size: int = 1, options: SpeculationOptions | None = None, **target: Any
+    bundle: Path,
+    tamper: Tamper,
+    batch_size: int = 1,
+    options: SpeculationOptions | None = None,
+    settings: EngineSettings | None = None,
+    **target: Any,
 ) -> DSparkInference:
     """Loads a bundle whose graphs' outputs are tampered with; ``target`` replaces fields of the manifest's target."""
     opened = Bundle.open(bundle)
@@ -49,7 +55,8 @@ def tampered(
         for name, session in open_sessions(opened, find_provider("cpu"), list(manifest.precision), 1, None).items()
     }
     limit = manifest.target.context_length
-    return DSparkInference(Bundle(bundle, manifest), sessions, options or SpeculationOptions(), batch_size, limit)
+    options = options or SpeculationOptions()
+    return DSparkInference(Bundle(bundle, manifest), sessions, options, batch_size, limit, settings=settings)
 
 
 def outcome(completion: Completion) -> tuple[Sequence[int], str | None, str, list[int], list[int]]:

@@ -1,0 +1,146 @@
+"""``dspark-run bench --load``: the figures against what a recorded run says, the table, JSON and pictures."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from dspark.runtime import RequestError, SamplingParams, SpeculationOptions
+from dspark.runtime.load_bench import LoadReport, LoadSettings, Percentiles, run_load_benchmark
+from dspark.runtime.options import SchedulerName
+from tests.runtime.command_line import Run
+from tests.runtime.golden_models import PROMPTS, load
+
+GoldenBundle = Callable[[str], Path]
+
+ROWS = [{"prompt_ids": prompt} for prompt in PROMPTS[:3]]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def measure(bundle: Path, **settings: object) -> LoadReport:
+    chosen = LoadSettings.model_validate({"threads": 1, "max_new_tokens": 16, **settings})
+    return run_load_benchmark(bundle, ROWS, SpeculationOptions(), chosen, Console(quiet=True))
+
+
+def test_what_does_not_depend_on_time_is_what_the_requests_say(golden_bundle: GoldenBundle) -> None:
+    bundle = golden_bundle("dspark_vanilla")
+    schedulers, concurrencies = ("off", "fixed", "fixed:2", "threshold:0.6"), (1, 2)
+    report = measure(bundle, schedulers=schedulers, concurrencies=concurrencies, requests_per_user=3)
+    assert [(cell.concurrency, cell.scheduler) for cell in report.cells] == [
+        (users, name) for users in concurrencies for name in schedulers
+    ]
+    alone = {
+        "off": SpeculationOptions("off"),
+        "fixed": SpeculationOptions("fixed"),
+        "fixed:2": SpeculationOptions("fixed", max_draft_tokens=2),
+        "threshold:0.6": SpeculationOptions("threshold", confidence_threshold=0.6),
+    }
+    params = SamplingParams(max_new_tokens=16)
+    outcomes = {
+        name: [each.stats for each in load(bundle, 1, options).generate(PROMPTS[:3], params)]
+        for name, options in alone.items()
+    }
+    for cell in report.cells:
+        assert cell.requests == 3 * cell.concurrency  # every prompt equally often
+        stats = outcomes[cell.scheduler]
+        rounds = sum(each.rounds for each in stats)
+        assert cell.verified_tokens == pytest.approx(sum(sum(each.draft_lengths) for each in stats) / rounds)
+        assert cell.acceptance_length == pytest.approx(1 + sum(sum(each.accepted_lengths) for each in stats) / rounds)
+        assert cell.time_to_first_token is not None
+        assert cell.time_between_tokens is not None
+        assert 0 < cell.time_to_first_token.p50 <= cell.time_to_first_token.p99
+        assert 0 < cell.time_between_tokens.p50 <= cell.time_between_tokens.p99
+        assert cell.tokens_per_second > 0
+        assert cell.tokens_per_second_per_user is not None
+
+
+def test_users_are_served_at_once(golden_bundle: GoldenBundle) -> None:
+    """Speeds are counted against a clock that everybody shares: together they are no slower than one after another."""
+    (alone, crowd) = measure(golden_bundle("dspark_vanilla"), schedulers=("fixed:1",), concurrencies=(1, 8)).cells
+    assert alone.tokens_per_second_per_user is not None
+    assert crowd.tokens_per_second_per_user is not None
+    assert crowd.tokens_per_second > alone.tokens_per_second
+    assert crowd.tokens_per_second_per_user < alone.tokens_per_second_per_user
+    assert crowd.tokens_per_second > 3 * crowd.tokens_per_second_per_user
+
+
+def test_every_scheduler_that_fits_is_measured_by_default(golden_bundle: GoldenBundle) -> None:
+    def names(bundle: str) -> set[str]:
+        report = measure(golden_bundle(bundle), concurrencies=(1,), requests_per_user=1, max_new_tokens=8)
+        return {cell.scheduler for cell in report.cells}
+
+    assert names("dspark_vanilla") == set(get_args(SchedulerName))
+    assert names("eagle3") == {*get_args(SchedulerName)} - {"threshold"}
+    assert names("qwen3_target") == {"off"}
+
+
+def test_answers_of_one_token_leave_figures_out(golden_bundle: GoldenBundle) -> None:
+    (cell,) = measure(golden_bundle("dspark_vanilla"), schedulers=("off",), concurrencies=(2,), max_new_tokens=1).cells
+    assert (cell.acceptance_length, cell.time_between_tokens, cell.tokens_per_second_per_user) == (None, None, None)
+    assert cell.tokens_per_second > 0
+
+
+def test_percentiles() -> None:
+    assert Percentiles.of(list(range(101))) == Percentiles(p50=50.0, p99=99.0)
+    assert Percentiles.of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedulers": ("fast",)}, r"scheduler is 'fast'; there are .*off"),
+        ({"schedulers": ("fixed:0",)}, "max_draft_tokens is 0; this drafter allows 1 to 5"),
+        ({"schedulers": ("fixed:x",)}, "scheduler is 'fixed:x'; after the colon there must be a number"),
+        ({"schedulers": ("threshold:2",)}, "confidence_threshold is 2.0; it is a probability"),
+        ({"schedulers": ("off:1",)}, "scheduler is 'off:1'; only fixed and threshold take a number"),
+        ({"concurrencies": ()}, "at least one concurrency"),
+        ({"concurrencies": (0,)}, "batch_size is 0"),
+        ({"requests_per_user": 0}, "requests_per_user is 0; it must be at least 1"),
+        ({"repeats": 0}, "repeats is 0; it must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens = 0"),
+        ({"profile": "slow"}, "there is no profile 'slow'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], message: str, golden_bundle: GoldenBundle) -> None:
+    with pytest.raises(RequestError, match=message):
+        measure(golden_bundle("dspark_vanilla"), **settings)
+
+
+def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> None:
+    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "load"
+    prompts.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    arguments = ("bench", golden_bundle("dspark_vanilla"), "--load", "--input", prompts, "--max-new-tokens", "8")
+    sweep = ("--concurrency", "1,2", "--schedulers", "off,fixed:3", "--requests-per-user", "1")
+    shown = run(*arguments, *sweep, "--report", folder, "--profile", "flash")
+    assert shown.code == 0
+    assert [line.split()[1::2][:2] for line in shown.out.splitlines() if line.startswith("│")] == [
+        ["off", "1"],
+        ["fixed:3", "1"],
+        ["off", "2"],
+        ["fixed:3", "2"],
+    ]
+    report = LoadReport.model_validate_json((folder / "load.json").read_text())
+    assert (report.settings.schedulers, report.settings.profile) == (("off", "fixed:3"), "flash")
+    for name in ("throughput.png", "verification.png"):
+        assert (folder / name).read_bytes().startswith(PNG)
+    found = LoadReport.model_validate_json(run(*arguments, *sweep, "--json").out)
+    assert [cell.verified_tokens for cell in found.cells] == [cell.verified_tokens for cell in report.cells]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--concurrency", "1,x"), "--concurrency 1,x: must be whole numbers, separated by commas"),
+        (("--scheduler", "off"), "--scheduler off chooses one; with --load use --schedulers"),
+        (("--report", "/dev/null"), "--report /dev/null: /dev/null is no folder"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: tuple[str, str], message: str, run: Run, golden_bundle: GoldenBundle
+) -> None:
+    result = run("bench", golden_bundle("dspark_vanilla"), "--load", *arguments)
+    assert result.code == 1
+    assert message in result.error
