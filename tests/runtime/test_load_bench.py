@@ -3,14 +3,23 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
 
 from dspark.runtime import RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.load_bench import LoadReport, LoadSettings, Percentiles, run_load_benchmark
+from dspark.runtime.load_bench import (
+    LoadCell,
+    LoadReport,
+    LoadSettings,
+    Percentiles,
+    _Load,
+    _run_turn,
+    run_load_benchmark,
+)
 from dspark.runtime.options import SchedulerName
+from dspark.runtime.request import Stats
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import PROMPTS, load
 
@@ -57,14 +66,61 @@ def test_what_does_not_depend_on_time_is_what_the_requests_say(golden_bundle: Go
         assert cell.tokens_per_second_per_user is not None
 
 
-def test_users_are_served_at_once(golden_bundle: GoldenBundle) -> None:
-    """Speeds are counted against a clock that everybody shares: together they are no slower than one after another."""
-    (alone, crowd) = measure(golden_bundle("dspark_vanilla"), schedulers=("fixed:1",), concurrencies=(1, 8)).cells
-    assert alone.tokens_per_second_per_user is not None
-    assert crowd.tokens_per_second_per_user is not None
-    assert crowd.tokens_per_second > alone.tokens_per_second
-    assert crowd.tokens_per_second_per_user < alone.tokens_per_second_per_user
-    assert crowd.tokens_per_second > 3 * crowd.tokens_per_second_per_user
+class Asked:
+    """A request as the benchmark sees it."""
+
+    def __init__(self) -> None:
+        self.output_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.failure = None
+        self.stats = Stats()
+
+
+class Clockwork:
+    """An engine whose step takes a second and gives every request two tokens, six in all."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.engine = self
+        self.running: list[Asked] = []
+        self.most = 0
+
+    def submit(self, request: Asked) -> None:
+        self.running.append(request)
+        self.most = max(self.most, len(self.running))
+
+    def step(self) -> list[Asked]:
+        self.now += 1.0
+        touched = list(self.running)
+        for request in touched:
+            request.output_ids += [0, 0]
+            if len(request.output_ids) == 6:
+                request.finish_reason = "length"
+                request.stats = Stats(3, [4, 2, 0], [1, 1, 1], time_to_first_token=1.0)
+                self.running.remove(request)
+        return touched
+
+
+@pytest.mark.parametrize(("users", "count"), [(1, 1), (2, 5), (3, 3), (4, 12)])
+def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, load = Clockwork(), _Load()
+    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: works.now)
+    inference: Any = works
+    requests: Any = (Asked() for _ in range(count))
+    assert len(list(_run_turn(inference, requests, users, load))) == count
+    assert works.most == users
+    assert load.seconds == 3.0 * (count // users)  # afterwards some user has nothing to do
+    assert load.cell("fixed", users) == LoadCell(
+        scheduler="fixed",
+        concurrency=users,
+        requests=count,
+        tokens_per_second=2.0 * users,
+        tokens_per_second_per_user=2.0,
+        time_to_first_token=Percentiles(p50=1.0, p99=1.0),
+        time_between_tokens=Percentiles(p50=0.5, p99=0.5),
+        verified_tokens=2.0,
+        acceptance_length=2.0,
+    )
 
 
 def test_every_scheduler_that_fits_is_measured_by_default(golden_bundle: GoldenBundle) -> None:
