@@ -3,13 +3,12 @@
 A request moves from *waiting* through *prefill*, in chunks, to *running*; requests join and leave between rounds.
 Running requests fill the cache's slots 0…R − 1, the one being prefilled has slot R.
 
-Requests may come and be cancelled from any thread; steps of several threads take turns.
+Requests may come, be cancelled and be moved on from any thread; there is one step at a time.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round
 from dspark.runtime.scheduler import Scheduler
 from dspark.runtime.target import TARGET, Target, TokenRun, Verification
+from dspark.runtime.turns import Turns
 
 __all__ = ["Engine", "Speculation"]
 
@@ -81,7 +81,7 @@ class Engine:
         self._settings = settings
         self._queue = RequestQueue(min(settings.min_batch_size, batch_size), settings.max_queue_delay)
         self._cancelled: deque[Request] = deque()
-        self._stepping = Lock()
+        self._turns = Turns()
         self._prefilling: Request | None = None
         self._running: list[Request] = []
 
@@ -98,21 +98,24 @@ class Engine:
         """Computes some of the prompts that wait, and one round of the running requests.
 
         While nothing runs, it first waits for a batch as the settings say. Once something runs, whoever comes joins it:
-        a step costs little more for one more request, so waiting could only lose.
+        a step costs little more for one more request, so waiting could only lose. While another thread's step is under
+        way, it only waits for that to end.
 
         Returns:
             The requests that emitted tokens or ended.
         """
         if self._prefilling is None and not self._running:
             self._queue.wait()
+        if not self._turns.take_or_wait():
+            return []
         try:
-            with self._stepping:
-                self._drop_cancelled()
-                touched = self._admit()
-                if self._running:
-                    touched += [request for request in self._round() if request not in touched]
-                return touched
+            self._drop_cancelled()
+            touched = self._admit()
+            if self._running:
+                touched += [request for request in self._round() if request not in touched]
+            return touched
         finally:
+            self._turns.end()
             self._settle()
 
     def cancel(self, request: Request) -> None:
@@ -122,11 +125,11 @@ class Engine:
 
     def _settle(self) -> None:
         """Carries cancellations out, unless a step is under way, which does so when it ends."""
-        while self._cancelled and self._stepping.acquire(blocking=False):
+        while self._cancelled and self._turns.take():
             try:
                 self._drop_cancelled()
             finally:
-                self._stepping.release()
+                self._turns.end()
 
     def _drop_cancelled(self) -> None:
         while self._cancelled:

@@ -247,20 +247,21 @@ def _schedulers(
     manifest: Manifest, options: SpeculationOptions, names: Sequence[str] | None
 ) -> dict[str, SpeculationOptions]:
     """The schedulers' options by name; those named must fit the bundle, by default all that fit are taken."""
-    if names is not None:
-        named = {name: _options(name, options) for name in names}
-        for each in named.values():
-            each.resolve(manifest)
-        return named
-    fitting = {}
-    for name in get_args(SchedulerName):
-        each = _options(name, options)
-        try:
-            each.resolve(manifest)
-        except RequestError:  # it needs what the bundle does not have
-            continue
-        fitting[name] = each
-    return fitting
+    if names is None:
+        names = [name for name in get_args(SchedulerName) if _fits(name, manifest)]
+    chosen = {name: _options(name, options) for name in names}
+    for each in chosen.values():
+        each.resolve(manifest)
+    return chosen
+
+
+def _fits(name: SchedulerName, manifest: Manifest) -> bool:
+    """Whether the bundle has what a scheduler needs."""
+    try:
+        SpeculationOptions(name).resolve(manifest)
+    except RequestError:
+        return False
+    return True
 
 
 def _options(text: str, options: SpeculationOptions) -> SpeculationOptions:

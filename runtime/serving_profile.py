@@ -10,11 +10,10 @@ import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from annotated_types import Ge, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
@@ -264,8 +263,8 @@ def _allowed(field: FieldInfo) -> str:
     kind = next(kind for kind in (bool, int, float) if kind in (field.annotation, *get_args(field.annotation)))
     if kind is bool:
         return "true or false"
-    limits = {type(limit): limit for limit in field.metadata}
-    return f"a {'whole ' if kind is int else ''}number from {limits[Ge].ge} to {limits[Le].le}"
+    limits = {name: value for limit in field.metadata for name, value in asdict(limit).items()}
+    return f"a {'whole ' if kind is int else ''}number from {limits['ge']} to {limits['le']}"
 
 
 def _advice(name: str, known: Iterable[str]) -> str:

@@ -189,6 +189,7 @@ def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--max-draft-tokens", "6"), "max_draft_tokens is 6; this drafter allows 1 to 5"),
         (("--concurrency", "1,x"), "--concurrency 1,x: must be whole numbers, separated by commas"),
         (("--scheduler", "off"), "--scheduler off chooses one; with --load use --schedulers"),
         (("--report", "/dev/null"), "--report /dev/null: /dev/null is no folder"),
