@@ -4,12 +4,15 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
 
-from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime import DSparkInference, NumericalError, SamplingParams, SpeculationOptions
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.request import Priority, Request
 from tests.runtime.golden_models import PROMPTS, Arrays, outcome, tampered
@@ -118,3 +121,37 @@ def under_load(
     while not engine.idle:
         engine.step()
     return requests
+
+
+def test_threads_come_go_and_cancel(golden_bundle: GoldenBundle) -> None:
+    """Each thread streams its requests; another one cancels some of them, whatever they are doing."""
+    random = np.random.default_rng(7)
+    cases = [random_case(random, seed) for seed in range(80)]
+    bundle = golden_bundle("dspark_vanilla")
+    inference = tampered(bundle, poison, SLOTS, THRESHOLD, SETTINGS)
+    alone = tampered(bundle, poison, 1, THRESHOLD)
+    requests = [inference.request(prompt, params) for prompt, params in cases]
+    victims = [requests[index] for index in random.permutation(len(requests))[:30]]
+
+    def stream(request: Request) -> list[int]:
+        tokens: list[int] = []
+        with suppress(NumericalError):  # of requests that fail
+            for chunk in inference.follow(request):
+                tokens += chunk.token_ids
+        return tokens
+
+    with ThreadPoolExecutor(8) as pool:
+        streamed = pool.map(stream, requests)
+        for victim in victims:
+            sleep(0.01)
+            inference.engine.cancel(victim)
+        outputs = list(streamed)
+    assert inference.engine.idle
+    assert outputs == [request.output_ids for request in requests]
+    ended = Counter(request.finish_reason for request in requests)
+    assert ended["length"] > 20
+    for request, (prompt, params) in zip(requests, cases, strict=True):
+        if request.finish_reason != "cancelled":
+            assert outcome(request.completion()) == outcome(alone.generate([prompt], params)[0])
+        else:
+            assert request in victims
