@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dspark.exporter.compile import Compilation, Compiler
 from dspark.exporter.errors import DSparkError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
@@ -55,6 +56,13 @@ def export(
         CacheForm,
         typer.Option(help="Whether the target writes new rows into its cache, or returns them (NPUs cannot write)."),
     ] = "in-place",
+    compiler: Annotated[
+        Compiler | None, typer.Option("--compile", help="Compile the graphs for a device.", show_default="no")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Compiled for so many requests at once.")] = 8,
+    max_sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Compiled for texts of so many tokens.", show_default="the model's limit")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).")
     ] = False,
@@ -76,7 +84,10 @@ def export(
         draft_top_k=draft_top_k,
         cache_form=cache_form,
     )
-    manifest = _export(planned)
+    compilation = None
+    if compiler is not None:
+        compilation = Compilation.of(compiler, planned, batch_size, max_sequence_length)
+    manifest = _export(planned, compilation)
     _show(manifest, output)
     if verify:
         with messages.status("Comparing with PyTorch"):
@@ -97,11 +108,20 @@ def main() -> None:
         sys.exit(130)
 
 
-def _export(planned: Export) -> Manifest:
+def _export(planned: Export, compilation: Compilation | None) -> Manifest:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    built = []
     with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as progress:
         task = progress.add_task("Exporting", total=planned.weight_bytes)
-        return export_bundle(planned, lambda count: progress.advance(task, count))
+
+        def compile_into(folder: Path, manifest: Manifest) -> None:
+            if compilation is not None:
+                built.extend(compilation.run(folder, manifest, lambda phase: progress.update(task, description=phase)))
+
+        manifest = export_bundle(planned, lambda count: progress.advance(task, count), compile_into)
+    for line in built:
+        messages.print(line, highlight=False, markup=False)
+    return manifest
 
 
 def _show(manifest: Manifest, output: Path) -> None:

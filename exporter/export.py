@@ -126,12 +126,17 @@ def prepare(
     return Export(described, described_drafter, output, force, precision, draft_precision or precision, cache_form)
 
 
-def export_bundle(export: Export, on_bytes: Callable[[int], None] = lambda count: None) -> Manifest:
+def export_bundle(
+    export: Export,
+    on_bytes: Callable[[int], None] = lambda count: None,
+    compile_graphs: Callable[[Path, Manifest], object] = lambda folder, manifest: None,
+) -> Manifest:
     """Writes the bundle aside and moves it into place.
 
     Args:
         export: What ``prepare`` returned.
         on_bytes: Called with the number of bytes of every piece of weights written.
+        compile_graphs: Called with the bundle's folder, before it is moved, and the manifest; adds compiled graphs.
 
     Returns:
         The manifest.
@@ -141,7 +146,9 @@ def export_bundle(export: Export, on_bytes: Callable[[int], None] = lambda count
     """
     try:
         with _written_aside(export) as folder:
-            return _write(export, folder, on_bytes)
+            manifest = _write(export, folder, on_bytes)
+            compile_graphs(folder, manifest)
+            return manifest
     except OSError as error:
         raise ExportError(f"{export.output}: cannot be written: {error}") from error
 
@@ -204,7 +211,9 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         elif drafter is not None:
             graphs["drafter"] = build_block_drafter(drafter, target, weights, encodings)
             graphs["head"] = build_head(drafter, weights, encodings)
+    weights_file = _file_info(folder / WEIGHTS)
     for name, model in graphs.items():
+        model.metadata_props[WEIGHTS] = weights_file.sha256  # the graph's hash stands for its weights, too
         ir.save(model, folder / f"{name}.onnx")
     if drafter is not None and drafter.draft_vocabulary is not None:
         np.save(folder / DRAFT_VOCABULARY, drafter.draft_vocabulary, allow_pickle=False)
@@ -219,11 +228,15 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         cache_form=export.cache_form,
         producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
         files={
-            path.name: FileInfo(bytes=path.stat().st_size, sha256=hash_file(path)) for path in sorted(folder.iterdir())
+            path.name: weights_file if path.name == WEIGHTS else _file_info(path) for path in sorted(folder.iterdir())
         },
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def _file_info(path: Path) -> FileInfo:
+    return FileInfo(bytes=path.stat().st_size, sha256=hash_file(path))
 
 
 def _precision_info(profile: PrecisionProfile) -> PrecisionInfo:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Call", "NodeTime", "ProfiledSession", "Session"]
+__all__ = ["Buffer", "Call", "DeviceArray", "DeviceSession", "NodeTime", "ProfiledSession", "Session"]
 
 
 class Call(Protocol):
@@ -28,6 +29,61 @@ class Session(Protocol):
 
         Raises:
             ProviderError: The graph has no such input or output.
+        """
+
+
+class DeviceArray(Protocol):
+    """An array in a device's memory, C-contiguous, zero at first.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Type of its elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, index: tuple[int | slice, ...]) -> "DeviceArray":
+        """A contiguous part, which shares the memory: leading indices, after them at most one slice."""
+
+    def read(self) -> NDArray[Any]:
+        """A copy on the host.
+
+        Raises:
+            ProviderError: The device failed.
+        """
+
+    def write(self, values: "Buffer") -> None:
+        """Overwrites it with values of the same shape and type, from the host or the same device.
+
+        Raises:
+            ProviderError: They do not fit, or the device failed.
+        """
+
+
+Buffer: TypeAlias = NDArray[Any] | DeviceArray
+"""What a graph's input or output can be bound to."""
+
+
+@runtime_checkable
+class DeviceSession(Session, Protocol):
+    """A loaded graph on a device with memory of its own, where what the host does not look at can stay.
+
+    An output may be bound to the array that an input is bound to: a graph that writes its cache in place.
+    """
+
+    def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Allocates an array of zeros on the device.
+
+        Raises:
+            ProviderError: The device's memory is full.
+        """
+
+    def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
+        """As ``Session.bind``; host arrays are copied at every run, device arrays are read and written where they are.
+
+        Raises:
+            ProviderError: The graph has no such input or output, or an array does not fit it.
         """
 
 

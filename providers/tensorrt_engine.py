@@ -1,0 +1,271 @@
+"""Builds TensorRT engines ahead of time, with a key that says where each may run.
+
+TensorRT and TensorRT for RTX have one interface. TensorRT chooses kernels by timing them, so it needs the GPU that the
+engine is for, and keeps the timings. TensorRT for RTX builds without a GPU, for every RTX GPU since Ampere, and
+finishes kernels when they first run. Networks are strongly typed: the types of the graph are those of the engine.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dspark.providers.cuda_memory import Cuda
+from dspark.providers.errors import ProviderError
+from dspark.providers.tensorrt_profiles import Dimensions, Limits, Profile, profiles
+
+__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "EngineFiles", "EngineKey", "build_engine", "open_engine"]
+
+ENGINES = "engines"
+TIMING_CACHE = "timing.cache"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of the two libraries.
+
+    Attributes:
+        name: What users write.
+        module: Its Python package.
+        portable: Whether engines are built without a GPU and run on many.
+    """
+
+    name: str
+    module: str
+    portable: bool
+
+    def load(self) -> Any:
+        """Imports it.
+
+        Raises:
+            ProviderError: It is not installed.
+        """
+        try:
+            return import_module(self.module)
+        except ImportError as error:
+            package = self.module.replace("_", "-")
+            raise ProviderError(f"{self.name} is not installed; install it with pip install {package}") from error
+
+    def device(self) -> tuple[str, str]:
+        """What engines are built for: the name of their folder, and the device in words.
+
+        Raises:
+            ProviderError: A GPU is needed and there is none.
+        """
+        if self.portable:
+            return "rtx", "any RTX GPU since Ampere"
+        cuda = Cuda()
+        properties = cuda.call("cudaGetDeviceProperties", cuda.call("cudaGetDevice"))
+        architecture = f"sm{properties.major}{properties.minor}"
+        return architecture, f"{properties.name.decode()} ({architecture})"
+
+
+TENSORRT = Backend("tensorrt", "tensorrt", portable=False)
+TENSORRT_RTX = Backend("tensorrt-rtx", "tensorrt_rtx", portable=True)
+
+
+@dataclass(frozen=True)
+class EngineKey:
+    """What an engine was built with, stored beside it.
+
+    Attributes:
+        backend: Name of the library.
+        version: Its version.
+        device: The device in words.
+        graph: SHA-256 of the graph's file, which names its weights.
+        precision: Of the graph, in words.
+        layers: Layers of the parsed network.
+        profiles: For each profile the least, best and largest value of every symbol.
+    """
+
+    backend: str
+    version: str
+    device: str
+    graph: str
+    precision: str
+    layers: int
+    profiles: Mapping[str, Mapping[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """Where a graph's engine for a device lies: ``engines/<device>/`` beside the graph.
+
+    Attributes:
+        engine: The engine.
+        key: Its key.
+        timing_cache: Kernel timings, which the device's engines share.
+    """
+
+    engine: Path
+    key: Path
+    timing_cache: Path
+
+    @classmethod
+    def of(cls, graph: Path, device: str) -> "EngineFiles":
+        """The files for a device's folder."""
+        folder = graph.parent / ENGINES / device
+        return cls(folder / f"{graph.stem}.engine", folder / f"{graph.stem}.json", folder / TIMING_CACHE)
+
+
+def build_engine(
+    backend: Backend,
+    graph: Path,
+    limits: Limits,
+    precision: str,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> EngineKey:
+    """Builds a graph's engine and writes it, with its key, into the bundle that the graph is in.
+
+    Args:
+        backend: The library.
+        graph: The graph's file; its weights lie beside it.
+        limits: The shapes that the engine must take.
+        precision: Of the graph, for the key.
+        on_phase: Called with the name of every phase that begins; from other threads.
+
+    Returns:
+        The key.
+
+    Raises:
+        ProviderError: The library is missing, there is no GPU where one is needed, or the graph cannot be built.
+    """
+    trt = backend.load()
+    folder, device = backend.device()
+    files = EngineFiles.of(graph, folder)
+    log = _log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(graph)):
+        problems = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
+        raise ProviderError(f"{graph}: {backend.name} cannot parse the graph: {problems}")
+    config = builder.create_builder_config()
+    chosen = _add_profiles(builder, network, config, limits)
+    config.progress_monitor = monitor = _monitor(trt, on_phase)
+    files.engine.parent.mkdir(parents=True, exist_ok=True)
+    if not backend.portable:
+        timings = files.timing_cache.read_bytes() if files.timing_cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(timings), False)
+    with ThreadPoolExecutor(1) as pool:  # so that Ctrl-C reaches this thread
+        built = pool.submit(builder.build_serialized_network, network, config)
+        try:
+            engine = built.result()
+        except BaseException:
+            monitor.cancelled = True
+            raise
+    if engine is None:
+        raise ProviderError(f"{graph}: {backend.name} cannot build the engine: {' '.join(log.errors)}")
+    files.engine.write_bytes(engine)
+    if not backend.portable:
+        files.timing_cache.write_bytes(config.get_timing_cache().serialize())
+    ranges = {
+        profile.name: {symbol: (r.low, r.best, r.high) for symbol, r in profile.ranges.items()} for profile in chosen
+    }
+    key = EngineKey(
+        backend.name, str(trt.__version__), device, _hash(graph), precision, int(network.num_layers), ranges
+    )
+    files.key.write_text(json.dumps(asdict(key), indent=2) + "\n", encoding="utf-8")
+    return key
+
+
+def open_engine(backend: Backend, graph: Path) -> tuple[EngineKey, Any]:
+    """Loads a graph's engine for the present device.
+
+    Args:
+        backend: The library.
+        graph: Where the graph's file is or was: if it is there, it must be the one that the engine was built from.
+
+    Returns:
+        The engine's key, and the engine (``ICudaEngine``).
+
+    Raises:
+        ProviderError: There is no engine, it was built for something else, or it cannot be loaded.
+    """
+    trt = backend.load()
+    folder, device = backend.device()
+    files = EngineFiles.of(graph, folder)
+    again = f"compile it with dspark-export --compile {backend.name}"
+    if not files.engine.is_file() or not files.key.is_file():
+        raise ProviderError(f"{files.engine}: no engine for {backend.name} here; {again}")
+    key = _read_key(files.key)
+    here = {"backend": backend.name, "version": str(trt.__version__), "device": device}
+    if graph.is_file():
+        here["graph"] = _hash(graph)
+    for name, value in here.items():
+        if getattr(key, name) != value:
+            raise ProviderError(
+                f"{files.engine}: built for {name} {getattr(key, name)!r}, but here it is {value!r}; {again}"
+            )
+    log = _log(trt)
+    engine = trt.Runtime(log).deserialize_cuda_engine(files.engine.read_bytes())
+    if engine is None:
+        raise ProviderError(f"{files.engine}: {backend.name} cannot load the engine: {' '.join(log.errors)}")
+    return key, engine
+
+
+def _add_profiles(builder: Any, network: Any, config: Any, limits: Limits) -> tuple[Profile, ...]:
+    inputs: dict[str, Dimensions] = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        inputs[tensor.name] = tuple(
+            tensor.get_dimension_name(axis) if size == -1 else int(size) for axis, size in enumerate(tensor.shape)
+        )
+    chosen = profiles(list(inputs.values()), limits)
+    for profile in chosen:
+        added = builder.create_optimization_profile()
+        for name, dimensions in inputs.items():
+            added.set_shape(name, *profile.shapes(dimensions))
+        config.add_optimization_profile(added)
+    return chosen
+
+
+def _read_key(file: Path) -> EngineKey:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return EngineKey(**{field.name: found[field.name] for field in fields(EngineKey)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProviderError(f"{file}: is no key of an engine: {error!r}") from error
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _log(trt: Any) -> Any:
+    """A logger that keeps what went wrong, for the error that is raised then."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                self.errors.append(" ".join(message.split()))
+
+    return Log()
+
+
+def _monitor(trt: Any, on_phase: Callable[[str], None]) -> Any:
+    """A progress monitor; the build ends at the next step once it is cancelled."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.cancelled = False
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            on_phase(phase)
+
+        def phase_finish(self, phase: str) -> None:
+            """Only beginnings are shown."""
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            return not self.cancelled
+
+    return Monitor()
