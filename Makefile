@@ -3,26 +3,37 @@ PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 VENV := .venv
 BIN := $(VENV)/bin
+GPU := .venv-gpu
 CACHE := .cache
 GGUF := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 BUNDLE := $(CACHE)/smollm2
 SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl' -o -name '*.jinja')
 DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
-.PHONY: demo test test-slow test-parity lint format types clean
+.PHONY: demo test test-slow test-parity test-providers test-gpu lint format types clean
 
 demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
 	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
 
 test: $(VENV)/.dev ## the tests that need neither a model nor PyTorch
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu and not providers"
 
 test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
-	$(BIN)/python -m pytest --durations=10 -m "slow and not gpu"
+	$(BIN)/python -m pytest --durations=10 -m "slow and not gpu and not providers"
 
 test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5"
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
+	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
+
+test-providers: $(VENV)/.dev $(GGUF) ## the tests with vendors' libraries that run without their devices
+	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx
+	$(BIN)/python -m pytest --durations=10 -m "providers and not gpu"
+
+# ONNX Runtime's builds exclude each other, so this has an environment of its own.
+test-gpu: $(GGUF) ## everything that needs an NVIDIA GPU, with a table of what it measured
+	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/pip install $(PIP_FLAGS) ".[export,tensorrt,tensorrt-rtx]" "pytest>=8"
+	$(GPU)/bin/python -m pytest -m gpu tests/gpu
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -35,7 +46,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy -p dspark.providers -p dspark.runtime -p dspark.exporter -p dspark.configs
 
 clean:
-	rm -rf $(VENV) $(CACHE) build dist *.egg-info
+	rm -rf $(VENV) $(GPU) $(CACHE) build dist *.egg-info
 
 # The wheel is installed, not the checkout: what is tested is what users get.
 $(VENV)/.installed: $(SOURCES)

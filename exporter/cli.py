@@ -120,7 +120,7 @@ def _export(planned: Export, compilation: Compilation | None) -> Manifest:
 
         manifest = export_bundle(planned, lambda count: progress.advance(task, count), compile_into)
     for line in built:
-        messages.print(line, highlight=False, markup=False)
+        messages.print(line, highlight=False, markup=False, soft_wrap=True)
     return manifest
 
 

@@ -63,11 +63,14 @@ class Compilation:
         provider, limit = PROVIDERS[compiler], export.target.context_length
         if sequence_length is not None and sequence_length > limit:
             raise ExportError(f"--max-sequence-length is {sequence_length}; the model's limit is {limit}")
-        for profile in (export.precision, export.draft_precision):
-            for precision in (profile.linear, profile.tables):
-                if precision not in provider.precisions:
-                    taken = ", ".join(sorted(provider.precisions))
-                    raise ExportError(f"{provider.name} does not compile {precision}; choose one of {taken}")
+        for precision in (export.precision, export.draft_precision):
+            if precision.linear not in provider.precisions:
+                taken = ", ".join(sorted(provider.precisions))
+                raise ExportError(f"{provider.name} does not compile {precision.linear}; choose one of {taken}")
+            if precision.tables.startswith("int8"):
+                raise ExportError(
+                    f"{provider.name} cannot look tokens up in {precision.tables} tables; add --table-precision fp16"
+                )
         provider.backend.load()
         provider.backend.device()
         return cls(provider, batch_size, sequence_length or limit)

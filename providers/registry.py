@@ -3,12 +3,14 @@
 import difflib
 
 from dspark.providers.cpu import CPU
+from dspark.providers.cuda import CUDA
 from dspark.providers.errors import ProviderError
 from dspark.providers.provider import Provider
+from dspark.providers.tensorrt import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER
 
 __all__ = ["PROVIDERS", "find_provider"]
 
-PROVIDERS: tuple[Provider, ...] = (CPU,)
+PROVIDERS: tuple[Provider, ...] = (CPU, CUDA, TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER)
 
 
 def find_provider(name: str) -> Provider:

@@ -26,7 +26,7 @@ class TensorRtProvider(Provider):
         return TensorRtSession(self.backend, model)
 
 
-PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
+PRECISIONS = frozenset({"fp32", "fp16", "bf16", "int8-weights"})
 
 TENSORRT_PROVIDER = TensorRtProvider("tensorrt", ("trt",), PRECISIONS, TENSORRT)
 TENSORRT_RTX_PROVIDER = TensorRtProvider("tensorrt-rtx", ("trt-rtx",), PRECISIONS, TENSORRT_RTX)

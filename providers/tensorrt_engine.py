@@ -164,7 +164,7 @@ def build_engine(
     if not backend.portable:
         files.timing_cache.write_bytes(config.get_timing_cache().serialize())
     ranges = {
-        profile.name: {symbol: (r.low, r.best, r.high) for symbol, r in profile.ranges.items()} for profile in chosen
+        profile.name: {symbol: [r.low, r.best, r.high] for symbol, r in profile.ranges.items()} for profile in chosen
     }
     key = EngineKey(
         backend.name, str(trt.__version__), device, _hash(graph), precision, int(network.num_layers), ranges

@@ -17,7 +17,7 @@ from dspark.providers.tensorrt_engine import Backend, open_engine
 __all__ = ["TensorRtSession"]
 
 ALIGNMENT = 256
-"""Bytes that tensors are aligned to, as cudaMalloc does."""
+"""Bytes that tensors must be aligned to."""
 
 
 class TensorRtSession:
@@ -90,6 +90,12 @@ class TensorRtSession:
         for name in self._inputs:
             if name not in inputs:
                 raise ProviderError(f"{self._name}: {name} is not bound")
+        for name, array in {**inputs, **outputs}.items():
+            if isinstance(array, CudaArray) and array.address % ALIGNMENT:
+                raise ProviderError(
+                    f"{self._name}: {name} begins {array.address % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, "
+                    "which TensorRT does not take"
+                )
 
     def _check_aliases(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
         """An output that the engine writes in place must be bound to its input's memory."""

@@ -1,0 +1,163 @@
+"""The whole loop on an NVIDIA GPU: export, compile, generate, and compare with the CPU in float32."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from dspark.exporter.compile import Compilation, Compiler
+from dspark.exporter.export import Export, export_bundle, prepare
+from dspark.exporter.precision import Precision, PrecisionProfile
+from dspark.providers import ProviderError, find_provider
+from dspark.providers.cuda import CUDA
+from dspark.providers.cuda_memory import Cuda
+from dspark.providers.session import DeviceSession
+from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.inference import open_sessions
+from dspark.runtime.options import SchedulerName
+from dspark.runtime.target import Target, TokenRun
+from tests.conftest import GOLDEN, ROOT
+from tests.providers.test_cuda import in_place_graph
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 6e-2}
+"""Of logits, as a share of the largest: float32 may be rounded to TF32 by a GPU, bfloat16 has 8 bits."""
+GPU = [(name, precision) for name in ("cuda", "tensorrt", "tensorrt-rtx") for precision in ("fp16", "bf16")]
+PROMPTS = ("Give three reasons why the sky is blue.", "Write a haiku about the sea.", "What is 17 times 23?")
+NEW_TOKENS = 48
+
+
+def require(provider: str) -> None:
+    """Skips the test where a provider cannot be used; the reason is shown."""
+    if provider == "cpu":
+        return
+    try:
+        Cuda()
+        if provider.startswith("tensorrt"):
+            Compilation.of(Compiler(provider), golden_export(Path("unused")), 1, None)
+        elif "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise ProviderError("this ONNX Runtime has no CUDAExecutionProvider")
+    except ProviderError as error:
+        pytest.skip(str(error))
+
+
+def golden_export(output: Path, precision: str = "fp32") -> Export:
+    profile = PrecisionProfile.of(Precision(precision))
+    return prepare(GOLDEN / "qwen3_target", GOLDEN / "dspark_gated", output, precision=profile)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, str, str], Path]:
+    """Exports a model in a precision, and compiles it if the provider wants that, once."""
+
+    @cache
+    def export(model: str, provider: str, precision: str) -> Path:
+        output = tmp_path_factory.mktemp(f"{model}-{provider}-{precision}") / "bundle"
+        if model == "golden":
+            plan = golden_export(output, precision)
+        else:
+            target, drafter = request.getfixturevalue("smollm2_gguf"), ROOT / "samples" / "smollm2" / "drafter"
+            plan = prepare(target, drafter, output, precision=PrecisionProfile.of(Precision(precision)))
+        if provider.startswith("tensorrt"):
+            compilation = Compilation.of(Compiler(provider), plan, 4, min(1024, plan.target.context_length))
+            export_bundle(plan, compile_graphs=compilation.run)
+        else:
+            export_bundle(plan)
+        return output
+
+    return export
+
+
+def logits(bundle: Path, provider: str, ids: list[int]) -> NDArray[np.float32]:
+    """Of every token of a text, ``[n, V]``."""
+    opened = Bundle.open(bundle)
+    session = open_sessions(opened, find_provider(provider), ["target"], None, None)["target"]
+    target = Target(
+        session, opened.manifest, KeyValueCache([opened.manifest.target.cache], 1), PhaseClock(), drafting=False
+    )
+    return target.verify([TokenRun(ids, len(ids))]).logits.copy()
+
+
+@cache
+def generate(bundle: Path, provider: str, scheduler: SchedulerName) -> tuple[Completion, ...]:
+    """Greedily, one after the other; a first request warms up."""
+    options = SpeculationOptions(scheduler)
+    model = DSparkInference.load(bundle, provider=provider, batch_size=1, max_sequence_length=500, options=options)
+    params = SamplingParams(max_new_tokens=NEW_TOKENS)
+    model.generate(PROMPTS[:1], params)
+    return tuple(model.generate([prompt], params)[0] for prompt in PROMPTS)
+
+
+def speed(completions: Sequence[Completion]) -> str:
+    return f"{fmean(completion.stats.tokens_per_second for completion in completions):.0f}"
+
+
+@pytest.mark.parametrize("model", ["golden", "smollm2"])
+@pytest.mark.parametrize(("provider", "precision"), [("cpu", "fp32"), ("cuda", "fp32"), *GPU])
+def test_the_loop(
+    model: str,
+    provider: str,
+    precision: str,
+    exported: Callable[[str, str, str], Path],
+    add_row: Callable[..., None],
+) -> None:
+    require(provider)
+    bundle, reference = exported(model, provider, precision), exported(model, "cpu", "fp32")
+    ids = DSparkInference.load(reference).encode(PROMPTS[0])
+    expected, found = logits(reference, "cpu", ids), logits(bundle, provider, ids)
+    off = float(np.abs(found - expected).max() / np.abs(expected).max())
+
+    wanted = generate(reference, "cpu", "fixed")
+    done, plain = generate(bundle, provider, "fixed"), generate(bundle, provider, "off")
+    same = sum(one.token_ids == other.token_ids for one, other in zip(done, wanted, strict=True))
+    acceptance, usual = (fmean(each.stats.acceptance_length for each in completions) for completions in (done, wanted))
+    add_row(
+        model=model,
+        provider=provider,
+        precision=precision,
+        logits_off_by=f"{off:.2%}",
+        same_outputs=f"{same} of {len(PROMPTS)}",
+        acceptance_length=f"{acceptance:.2f}",
+        tokens_s=speed(done),
+        plain=speed(plain),
+    )
+    assert off <= TOLERANCES[precision]
+    assert abs(acceptance / usual - 1) <= 0.05
+
+
+def test_device_memory() -> None:
+    require("cuda")
+    values = np.random.default_rng(0).normal(size=(3, 2, 4, 64, 16)).astype(np.float32)
+    array = Cuda().zeros(values.shape, np.float32)
+    assert not array.read().any()
+    array.write(values)
+    array[0, 1].write(array[2, 0])
+    array[1, 0, slice(1, 3)].write(-values[1, 0, 1:3])
+    values[0, 1] = values[2, 0]
+    values[1, 0, 1:3] *= -1
+    np.testing.assert_array_equal(array.read(), values)
+
+
+def test_a_cache_on_the_device_is_written_in_place(tmp_path: Path) -> None:
+    require("cuda")
+    session = CUDA.open(in_place_graph(tmp_path), threads=None)
+    assert isinstance(session, DeviceSession)
+    cache = session.device_array((3, 2, 8, 4), np.float32)
+    part = cache[slice(1, 3),]
+    new, row, total = np.zeros((2, 2, 1, 4), np.float32), np.zeros(2, np.int64), np.zeros((), np.float32)
+    call = session.bind({"past": part, "new": new, "row": row}, {"present": part, "total": total})
+    for step in range(3):
+        new[:], row[:] = step + 1, step
+        call.run()
+        assert total == 16 * sum(range(step + 2))
+    assert cache.read()[:, 0, :, 0].tolist() == [[0] * 8, *[[1, 2, 3, 0, 0, 0, 0, 0]] * 2]

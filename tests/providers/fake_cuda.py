@@ -1,0 +1,126 @@
+"""CUDA's runtime bindings over host memory: what is asynchronous happens when the stream is waited for, in order."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+__all__ = ["FakeCuda", "install"]
+
+STREAM = 77
+ALIGNMENT = 256
+
+
+class Kind(IntEnum):
+    cudaMemcpyHostToDevice = 1  # noqa: N815
+    cudaMemcpyDeviceToHost = 2  # noqa: N815
+    cudaMemcpyDeviceToDevice = 3  # noqa: N815
+
+
+class FakeCuda:
+    """Stands for the module ``cuda.bindings.runtime``.
+
+    Attributes:
+        device: Allocations that are alive, size by address.
+        pinned: The same of page-locked host memory.
+        events: What was enqueued and waited for, in order.
+        room: Bytes that can still be allocated on the device.
+    """
+
+    cudaStreamNonBlocking = 1  # noqa: N815
+    cudaMemcpyKind = Kind  # noqa: N815
+
+    def __init__(self) -> None:
+        self.device: dict[int, int] = {}
+        self.pinned: dict[int, int] = {}
+        self.events: list[tuple[Any, ...]] = []
+        self.room = 1 << 30
+        self._buffers: dict[int, Any] = {}
+        self._queue: list[Callable[[], None]] = []
+
+    def enqueue(self, stream: int, work: Callable[[], None], *event: Any) -> None:
+        assert stream == STREAM, "everything belongs on the one stream"
+        self.events.append(event)
+        self._queue.append(work)
+
+    def within(self, address: int, nbytes: int, allocations: dict[int, int]) -> bool:
+        return any(base <= address and address + nbytes <= base + size for base, size in allocations.items())
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:  # noqa: N802
+        assert flags == self.cudaStreamNonBlocking
+        return 0, STREAM
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[int]:  # noqa: N802
+        assert stream == STREAM
+        return (0,)
+
+    def cudaMalloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
+        if nbytes > self.room:
+            return 2, 0
+        self.room -= nbytes
+        return 0, self._allocate(nbytes, self.device)
+
+    def cudaFree(self, address: int) -> tuple[int]:  # noqa: N802
+        self._finish()  # as the real one, which waits for the device
+        self.room += self.device.pop(address)
+        del self._buffers[address]
+        return (0,)
+
+    def cudaMallocHost(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
+        return 0, self._allocate(nbytes, self.pinned)
+
+    def cudaFreeHost(self, address: int) -> tuple[int]:  # noqa: N802
+        self._finish()
+        del self.pinned[address], self._buffers[address]
+        return (0,)
+
+    def cudaMemsetAsync(self, address: int, value: int, nbytes: int, stream: int) -> tuple[int]:  # noqa: N802
+        assert self.within(address, nbytes, self.device)
+        self.enqueue(stream, lambda: ctypes.memset(address, value, nbytes), "memset", nbytes)
+        return (0,)
+
+    def cudaMemcpyAsync(  # noqa: N802
+        self, destination: int, source: int, nbytes: int, kind: Kind, stream: int
+    ) -> tuple[int]:
+        assert self.within(source, nbytes, self.device) == (kind != Kind.cudaMemcpyHostToDevice)
+        assert self.within(destination, nbytes, self.device) == (kind != Kind.cudaMemcpyDeviceToHost)
+        self.enqueue(stream, lambda: ctypes.memmove(destination, source, nbytes), kind.name[10:], nbytes)
+        return (0,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
+        self.enqueue(stream, lambda: None, "synchronize")
+        self._finish()
+        return (0,)
+
+    def cudaGetDevice(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 0
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[int, Any]:  # noqa: N802
+        assert device == 0
+        return 0, SimpleNamespace(name=b"Fake GPU", major=9, minor=0)
+
+    def cudaGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, {2: b"out of memory"}[status]
+
+    def _finish(self) -> None:
+        for work in self._queue:
+            work()
+        self._queue.clear()
+
+    def _allocate(self, nbytes: int, allocations: dict[int, int]) -> int:
+        buffer = ctypes.create_string_buffer(b"\xab" * 64, nbytes + 64 + ALIGNMENT)  # not all zero
+        address = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
+        self._buffers[address] = buffer
+        allocations[address] = nbytes
+        return address
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Makes the fake the module that providers import."""
+    fake = FakeCuda()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", fake)
+    return fake
