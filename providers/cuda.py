@@ -42,9 +42,7 @@ class CudaSession(OnnxRuntimeSession):
 
     def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaArray:
         """Allocates an array of zeros on the device."""
-        array = self._cuda.zeros(shape, dtype)
-        self._cuda.synchronize()  # ONNX Runtime has a stream of its own
-        return array
+        return self._cuda.zeros(shape, dtype)
 
     def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
         """Binds every input and the wanted outputs; see ``DeviceSession``."""
@@ -63,6 +61,8 @@ class CudaSession(OnnxRuntimeSession):
 
     def _bind_one(self, bind: Callable[..., None], name: str, array: Buffer) -> None:
         if isinstance(array, CudaArray):
+            if not array.contiguous:
+                raise ProviderError(f"{self._model}: {name} is bound to an array with gaps")
             place, address = self._memory, array.address
         else:
             place, address = "cpu", host_array(array).ctypes.data

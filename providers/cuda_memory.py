@@ -3,14 +3,17 @@
 import ctypes
 import math
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from operator import mul
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dspark.providers.errors import ProviderError
-from dspark.providers.session import Buffer
+from dspark.providers.session import Buffer, Index
 
 __all__ = ["Cuda", "CudaArray", "host_array"]
 
@@ -53,8 +56,11 @@ class Cuda:
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         address = int(self.call("cudaMalloc", max(nbytes, 1)))
-        array = CudaArray(self, _Memory(self._runtime.cudaFree, address), address, shape, dtype)
+        strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
+        place = Strided(address, tuple(shape), strides, dtype.itemsize)
+        array = CudaArray(self, _Memory(self._runtime.cudaFree, address), place, dtype)
         self.call("cudaMemsetAsync", address, 0, nbytes, self.stream)
+        self.synchronize()  # others may use it on their streams
         return array
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
@@ -66,16 +72,29 @@ class Cuda:
         return array
 
     def upload(self, destination: int, source: NDArray[Any], nbytes: int) -> None:
-        """Begins to copy the first bytes of a host array to the device."""
+        """Begins to copy the first bytes of a contiguous host array to the device."""
         self._copy(destination, source.ctypes.data, nbytes, "cudaMemcpyHostToDevice")
 
     def download(self, destination: NDArray[Any], source: int, nbytes: int) -> None:
-        """Begins to copy from the device to the first bytes of a host array."""
+        """Begins to copy from the device to the first bytes of a contiguous host array."""
         self._copy(destination.ctypes.data, source, nbytes, "cudaMemcpyDeviceToHost")
 
-    def move(self, destination: int, source: int, nbytes: int) -> None:
-        """Begins to copy within the device."""
-        self._copy(destination, source, nbytes, "cudaMemcpyDeviceToDevice")
+    def copy_planes(self, destination: "Strided", source: "Strided", kind: str) -> None:
+        """Begins to copy between arrays of one shape, each with strides of its own.
+
+        Args:
+            destination: Where to.
+            source: Where from.
+            kind: Name of the direction in ``cudaMemcpyKind``.
+        """
+        direction = getattr(self._runtime.cudaMemcpyKind, kind)
+        for (to, to_pitch), (start, pitch), width, rows in _planes(destination, source):
+            self.call("cudaMemcpy2DAsync", to, to_pitch, start, pitch, width, rows, direction, self.stream)
+
+    def clear_planes(self, destination: "Strided") -> None:
+        """Begins to zero an array with strides."""
+        for (start, pitch), _, width, rows in _planes(destination, destination):
+            self.call("cudaMemset2DAsync", start, pitch, 0, width, rows, self.stream)
 
     def synchronize(self) -> None:
         """Waits for everything on the stream."""
@@ -93,55 +112,128 @@ class _Memory:
         weakref.finalize(self, free, address)
 
 
+@dataclass(frozen=True)
+class Strided:
+    """Where the elements of an array lie.
+
+    Attributes:
+        address: Of the first.
+        shape: The array's shape.
+        strides: Bytes from one element to the next along each axis.
+        itemsize: Bytes of an element.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "Strided":
+        """Of a host array."""
+        return cls(array.ctypes.data, array.shape, array.strides, array.itemsize)
+
+    def part(self, index: Index) -> "Strided":
+        """A part of it.
+
+        Raises:
+            IndexError: There is no such part.
+        """
+        items = index if isinstance(index, tuple) else (index,)
+        if len(items) > len(self.shape):
+            raise IndexError(f"{index} has too many indices for an array {list(self.shape)}")
+        items += (slice(None),) * (len(self.shape) - len(items))
+        address, shape, strides = self.address, [], []
+        for item, length, stride in zip(items, self.shape, self.strides, strict=True):
+            if isinstance(item, slice):
+                first, stop, step = item.indices(length)
+                if step != 1:
+                    raise IndexError(f"{index} has a step, which arrays of a device cannot have")
+                address += first * stride
+                shape.append(max(stop - first, 0))
+                strides.append(stride)
+            else:
+                address += range(length)[item] * stride
+        return Strided(address, tuple(shape), tuple(strides), self.itemsize)
+
+    @property
+    def run(self) -> int:
+        """How many of the last axes lie without gaps."""
+        nbytes = self.itemsize
+        for count, (length, stride) in enumerate(zip(self.shape[::-1], self.strides[::-1], strict=True)):
+            if length != 1 and stride != nbytes:
+                return count
+            nbytes *= length
+        return len(self.shape)
+
+
+def _planes(first: Strided, second: Strided) -> Iterator[tuple[tuple[int, int], tuple[int, int], int, int]]:
+    """Cuts two arrays of one shape into planes of rows without gaps, which CUDA copies at once.
+
+    Yields:
+        Address and pitch of a plane in each, bytes of a row, and rows.
+    """
+    shape = first.shape
+    if 0 in shape:
+        return
+    outer = len(shape) - min(first.run, second.run)
+    width = math.prod(shape[outer:]) * first.itemsize
+    rows = shape[outer - 1] if outer else 1
+    for index in np.ndindex(shape[: max(outer - 1, 0)]):
+        places = []
+        for each in (first, second):
+            offset = sum(map(mul, index, each.strides))
+            places.append((each.address + offset, each.strides[outer - 1] if rows > 1 else width))
+        yield places[0], places[1], width, rows
+
+
 class CudaArray:
     """An array in the device's memory; see ``DeviceArray``. Made by ``Cuda.zeros``.
 
     Attributes:
         address: Of its first element.
-        nbytes: Its size.
+        shape: Its shape.
+        dtype: Type of its elements.
+        nbytes: Bytes of its elements.
+        contiguous: Whether they lie without gaps.
     """
 
-    def __init__(self, cuda: Cuda, memory: _Memory, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, cuda: Cuda, memory: _Memory, place: Strided, dtype: np.dtype[Any]) -> None:
         self._cuda = cuda
         self._memory = memory
-        self.address = address
-        self.shape = tuple(shape)
+        self._place = place
+        self.address = place.address
+        self.shape = place.shape
         self.dtype = dtype
-        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.nbytes = math.prod(place.shape) * place.itemsize
+        self.contiguous = place.run == len(place.shape)
 
-    def __getitem__(self, index: tuple[int | slice, ...]) -> "CudaArray":
-        """A contiguous part; see ``DeviceArray``."""
-        address, shape = self.address, self.shape
-        for position, item in enumerate(index):
-            length, *rest = shape
-            stride = math.prod(rest) * self.dtype.itemsize
-            if isinstance(item, slice):
-                if item.step not in (None, 1) or position < len(index) - 1:
-                    raise IndexError(f"{index} is no contiguous part of an array {list(self.shape)}")
-                first, stop, _ = item.indices(length)
-                address, shape = address + first * stride, (max(stop - first, 0), *rest)
+    def __getitem__(self, index: Index) -> "CudaArray":
+        """A part; see ``DeviceArray``."""
+        return CudaArray(self._cuda, self._memory, self._place.part(index), self.dtype)
+
+    def __setitem__(self, index: Index, values: Buffer | Literal[0]) -> None:
+        """Overwrites a part; see ``DeviceArray``."""
+        place = self._place.part(index)
+        if isinstance(values, int):
+            self._cuda.clear_planes(place)
+        else:
+            if values.shape != place.shape or values.dtype != self.dtype:
+                raise ProviderError(
+                    f"{values.dtype} {list(values.shape)} does not fit a device array {self.dtype} {list(place.shape)}"
+                )
+            if isinstance(values, CudaArray):
+                self._cuda.copy_planes(place, values._place, "cudaMemcpyDeviceToDevice")
             else:
-                address, shape = address + range(length)[item] * stride, tuple(rest)
-        return CudaArray(self._cuda, self._memory, address, shape, self.dtype)
+                self._cuda.copy_planes(place, Strided.of(host_array(values)), "cudaMemcpyHostToDevice")
+        self._cuda.synchronize()
 
     def read(self) -> NDArray[Any]:
         """A copy on the host."""
         values = np.empty(self.shape, self.dtype)
-        self._cuda.download(values, self.address, self.nbytes)
+        self._cuda.copy_planes(Strided.of(values), self._place, "cudaMemcpyDeviceToHost")
         self._cuda.synchronize()
         return values
-
-    def write(self, values: Buffer) -> None:
-        """Overwrites it; see ``DeviceArray``."""
-        if values.shape != self.shape or values.dtype != self.dtype:
-            raise ProviderError(
-                f"{values.dtype} {list(values.shape)} does not fit a device array {self.dtype} {list(self.shape)}"
-            )
-        if isinstance(values, CudaArray):
-            self._cuda.move(self.address, values.address, self.nbytes)
-        else:
-            self._cuda.upload(self.address, np.ascontiguousarray(host_array(values)), self.nbytes)
-        self._cuda.synchronize()
 
 
 def host_array(array: Buffer) -> NDArray[Any]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Buffer", "Call", "DeviceArray", "DeviceSession", "NodeTime", "ProfiledSession", "Session"]
+__all__ = ["Buffer", "Call", "DeviceArray", "DeviceSession", "Index", "NodeTime", "ProfiledSession", "Session"]
 
 
 class Call(Protocol):
@@ -33,18 +33,27 @@ class Session(Protocol):
 
 
 class DeviceArray(Protocol):
-    """An array in a device's memory, C-contiguous, zero at first.
+    """An array in a device's memory. It is indexed as a NumPy array is, with integers and slices without steps.
 
     Attributes:
         shape: Its shape.
         dtype: Type of its elements.
+        nbytes: Bytes of its elements.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    nbytes: int
 
-    def __getitem__(self, index: tuple[int | slice, ...]) -> "DeviceArray":
-        """A contiguous part, which shares the memory: leading indices, after them at most one slice."""
+    def __getitem__(self, index: "Index") -> "DeviceArray":
+        """A part, which shares the memory."""
+
+    def __setitem__(self, index: "Index", values: "Buffer | Literal[0]") -> None:
+        """Overwrites a part with zeros, or with values of its shape and type from the host or the same device.
+
+        Raises:
+            ProviderError: The values do not fit, or the device failed.
+        """
 
     def read(self) -> NDArray[Any]:
         """A copy on the host.
@@ -53,16 +62,11 @@ class DeviceArray(Protocol):
             ProviderError: The device failed.
         """
 
-    def write(self, values: "Buffer") -> None:
-        """Overwrites it with values of the same shape and type, from the host or the same device.
-
-        Raises:
-            ProviderError: They do not fit, or the device failed.
-        """
-
 
 Buffer: TypeAlias = NDArray[Any] | DeviceArray
 """What a graph's input or output can be bound to."""
+
+Index: TypeAlias = int | slice | tuple[int | slice, ...]
 
 
 @runtime_checkable
@@ -80,7 +84,7 @@ class DeviceSession(Session, Protocol):
         """
 
     def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
-        """As ``Session.bind``; host arrays are copied at every run, device arrays are read and written where they are.
+        """As ``Session.bind``; host arrays are copied at every run, contiguous device arrays are used where they lie.
 
         Raises:
             ProviderError: The graph has no such input or output, or an array does not fit it.

@@ -91,6 +91,8 @@ class TensorRtSession:
             if name not in inputs:
                 raise ProviderError(f"{self._name}: {name} is not bound")
         for name, array in {**inputs, **outputs}.items():
+            if isinstance(array, CudaArray) and not array.contiguous:
+                raise ProviderError(f"{self._name}: {name} is bound to an array with gaps")
             if isinstance(array, CudaArray) and array.address % ALIGNMENT:
                 raise ProviderError(
                     f"{self._name}: {name} begins {array.address % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, "

@@ -5,17 +5,30 @@ Rows of rejected tokens do not count, so there is nothing to roll back.
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dspark.runtime.bundle import CacheInfo
 
-__all__ = ["KeyValueCache"]
+__all__ = ["TOKEN_STEP", "KeyValueCache", "host_zeros"]
 
 TOKEN_STEP = 64
 """Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
+
+
+def host_zeros(shape: tuple[int, ...], dtype: type[np.float32]) -> NDArray[np.float32]:
+    """Zeros ``[layers, 2, slots, …]``, which cost no memory until they are overwritten.
+
+    Used rows lie scattered among unused ones. In huge pages, which Linux gives to large arrays, every few kilobytes
+    touched would cost two megabytes of zeros: 60 to 300 ms when a cache of eight slots grows, instead of 20.
+    """
+    memory = mmap.mmap(-1, np.dtype(dtype).itemsize * math.prod(shape))
+    if shape[2] > 1 and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 class KeyValueCache:
@@ -31,15 +44,17 @@ class KeyValueCache:
     Args:
         groups: Shapes of the groups, the target's first.
         slots: Requests it has room for; memory is touched only when they are used.
+        allocate: Makes an array of zeros of a shape and type, for example ``DeviceSession.device_array``.
 
     Attributes:
         lengths: Tokens of each slot, int64 ``[groups, slots]``.
         version: Changes when the arrays are reallocated, so that bound calls can be renewed.
     """
 
-    def __init__(self, groups: Sequence[CacheInfo], slots: int) -> None:
+    def __init__(self, groups: Sequence[CacheInfo], slots: int, allocate: Callable[..., Any] = host_zeros) -> None:
         self._infos = tuple(groups)
-        self._arrays = [_allocate(info, slots, TOKEN_STEP) for info in self._infos]
+        self._allocate = allocate
+        self._arrays = [self._zeros(info, slots, TOKEN_STEP) for info in self._infos]
         self.lengths = np.zeros((len(self._infos), slots), np.int64)
         self.version = 0
 
@@ -66,7 +81,7 @@ class KeyValueCache:
         grown = -(-grown // TOKEN_STEP) * TOKEN_STEP
         for group, info in enumerate(self._infos):
             old = self._arrays[group]
-            self._arrays[group] = _allocate(info, self.lengths.shape[1], grown)
+            self._arrays[group] = self._zeros(info, self.lengths.shape[1], grown)
             for slot in np.flatnonzero(self.lengths[group]):  # empty slots stay untouched memory
                 used = self.lengths[group, slot]
                 self._arrays[group][:, :, slot, :, :used] = old[:, :, slot, :, :used]
@@ -114,19 +129,9 @@ class KeyValueCache:
 
     def extract(self, slot: int) -> "KeyValueCache":
         """A copy of one slot as a cache of its own."""
-        single = KeyValueCache(self._infos, 1)
+        single = KeyValueCache(self._infos, 1, self._allocate)
         single.copy(0, self, slot)
         return single
 
-
-def _allocate(info: CacheInfo, slots: int, tokens: int) -> NDArray[np.float32]:
-    """Zeros, which cost no memory until they are overwritten.
-
-    Used rows lie scattered among unused ones. In huge pages, which Linux gives to large arrays, every few kilobytes
-    touched would cost two megabytes of zeros: 60 to 300 ms when a cache of eight slots grows, instead of 20.
-    """
-    shape = (info.layers, 2, slots, info.kv_heads, tokens, info.head_dim)
-    memory = mmap.mmap(-1, 4 * math.prod(shape))
-    if slots > 1 and hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32).reshape(shape)
+    def _zeros(self, info: CacheInfo, slots: int, tokens: int) -> Any:
+        return self._allocate((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)

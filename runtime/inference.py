@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from dspark.providers import Provider, ProviderError, Session, find_provider
+from dspark.providers import DeviceSession, Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import KeyValueCache
@@ -84,7 +84,7 @@ class DSparkInference:
         self.text = _text_processor(bundle)
         self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
         plan = options.resolve(manifest)
-        cache = KeyValueCache(manifest.caches, batch_size)
+        cache = KeyValueCache(manifest.caches, batch_size, _allocator(sessions))
         target = Target(sessions["target"], manifest, cache, self.clock)
         speculation = None
         if plan is not None and manifest.drafter is not None:
@@ -390,6 +390,13 @@ def load_graphs(
         opened = {name: pool.submit(load, bundle.file(files[name]), threads=threads) for name in names}
         checked.result()  # an altered file is the better error than what a session makes of it
         return {name: session.result() for name, session in opened.items()}
+
+
+def _allocator(sessions: Mapping[str, Session]) -> Callable[..., object]:
+    """Where the cache lies: on the device, if all graphs that read it run there."""
+    readers = [session for name, session in sessions.items() if name != "head"]
+    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
+    return device[0] if len(device) == len(readers) else np.zeros
 
 
 def _text_processor(bundle: Bundle) -> TextProcessor | None:

@@ -54,7 +54,7 @@ def test_a_missing_compiler_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     export = prepare(GOLDEN / "qwen3_target", None, tmp_path / "outputs" / "bundle")
-    with pytest.raises(ProviderError, match="pip install tensorrt$"):
+    with pytest.raises(ProviderError, match=r"pip install tensorrt$"):
         Compilation.of(Compiler.TENSORRT, export, 4, None)
     assert not list(tmp_path.iterdir())
 

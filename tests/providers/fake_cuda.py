@@ -91,6 +91,24 @@ class FakeCuda:
         self.enqueue(stream, lambda: ctypes.memmove(destination, source, nbytes), kind.name[10:], nbytes)
         return (0,)
 
+    def cudaMemcpy2DAsync(  # noqa: N802
+        self, destination: int, to_pitch: int, source: int, pitch: int, width: int, rows: int, kind: Kind, stream: int
+    ) -> tuple[int]:
+        assert min(to_pitch, pitch) >= width
+        for index in range(rows):
+            self.cudaMemcpyAsync(destination + index * to_pitch, source + index * pitch, width, kind, stream)
+            self.events.pop()
+        self.events.append((kind.name[10:], width * rows))
+        return (0,)
+
+    def cudaMemset2DAsync(  # noqa: N802
+        self, address: int, pitch: int, value: int, width: int, rows: int, stream: int
+    ) -> tuple[int]:
+        assert pitch >= width
+        for index in range(rows):
+            self.cudaMemsetAsync(address + index * pitch, value, width, stream)
+        return (0,)
+
     def cudaStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
         self.enqueue(stream, lambda: None, "synchronize")
         self._finish()

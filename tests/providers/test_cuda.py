@@ -73,7 +73,7 @@ def test_a_cache_on_the_device_is_read_where_it_lies(golden_bundle: GoldenBundle
     session = on_host(bundle.file("target.onnx"))
     assert isinstance(session, DeviceSession)
     cache = session.device_array(past.shape, np.float32)
-    cache.write(past)
+    cache[:] = past
 
     def logits(cached: Callable[[int, int], Any]) -> NDArray[np.float32]:
         result = np.zeros((3, bundle.manifest.target.vocabulary_size), np.float32)
@@ -87,7 +87,7 @@ def test_a_cache_on_the_device_is_read_where_it_lies(golden_bundle: GoldenBundle
 
     expected = logits(lambda layer, part: past[layer, part, 1:3])
     cuda.events.clear()
-    np.testing.assert_array_equal(logits(lambda layer, part: cache[layer, part, slice(1, 3)]), expected)
+    np.testing.assert_array_equal(logits(lambda layer, part: cache[layer, part, 1:3]), expected)
     assert cuda.events == []
     assert np.abs(expected).max() > 0
 
@@ -96,7 +96,7 @@ def test_a_graph_writes_its_cache_in_place(tmp_path: Path) -> None:
     """Input and output are one buffer: what a step wrote, the next one reads."""
     session = on_host(in_place_graph(tmp_path))
     cache = session.device_array((3, 2, 8, 4), np.float32)
-    part = cache[slice(1, 3),]
+    part = cache[1:3]
     new, row, total = np.zeros((2, 2, 2, 4), np.float32), np.zeros(2, np.int64), np.zeros((), np.float32)
     call = session.bind({"past": part, "new": new, "row": row}, {"present": part, "total": total})
     expected = np.zeros(cache.shape, np.float32)
