@@ -3,6 +3,7 @@
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from dspark.providers.cuda_memory import Cuda
 from dspark.runtime.bundle import CacheInfo
 from dspark.runtime.cache import TOKEN_STEP, KeyValueCache
+from tests.providers import fake_cuda
 
 GROUPS = (CacheInfo(layers=2, kv_heads=1, head_dim=3), CacheInfo(layers=1, kv_heads=2, head_dim=2))
 SLOTS = 3
@@ -29,7 +32,14 @@ def rows(group: int, first: float, count: int) -> np.ndarray:
 
 def stacked(cache: KeyValueCache, group: int) -> np.ndarray:
     """``[layers, 2, slots, kv_heads, capacity, head_dim]``, put together from what graphs read."""
-    return np.array(list(cache.layers(group, slice(0, cache.lengths.shape[1]))))
+    return np.array(
+        [[on_host(part) for part in pair] for pair in cache.layers(group, slice(0, cache.lengths.shape[1]))]
+    )
+
+
+def on_host(array: Any) -> np.ndarray:
+    """The content of an array on the host or on a device."""
+    return array if isinstance(array, np.ndarray) else array.read()
 
 
 def assert_holds(cache: KeyValueCache, expected: list[tuple[list, ...]]) -> None:
@@ -51,9 +61,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KeyValueCache(GROUPS, SLOTS)
+        self.cache = self.make()
         self.expected: list[tuple[list, ...]] = [([], []) for _ in range(SLOTS)]
         self.written = 0
+
+    def make(self) -> KeyValueCache:
+        return KeyValueCache(GROUPS, SLOTS)
 
     @rule(group=groups, slot=slots, count=st.integers(0, 70))
     def append(self, group: int, slot: int, count: int) -> None:
@@ -100,11 +113,24 @@ class CacheMachine(RuleBasedStateMachine):
             assert len(layers) == info.layers
             for array in (array for pair in layers for array in pair):
                 assert array.shape == (SLOTS - 1, info.kv_heads, self.cache.capacity, info.head_dim)
-                assert array.flags.c_contiguous
+                assert array.flags.c_contiguous if isinstance(array, np.ndarray) else array.contiguous
 
 
 CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestCache = CacheMachine.TestCase
+
+
+class DeviceCacheMachine(CacheMachine):
+    """The same on a device, which is the host's memory here."""
+
+    def make(self) -> KeyValueCache:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fake_cuda.install(monkeypatch)
+            return KeyValueCache(GROUPS, SLOTS, Cuda().zeros)
+
+
+DeviceCacheMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+TestDeviceCache = DeviceCacheMachine.TestCase
 
 
 def addresses(cache: KeyValueCache) -> list[int]:
