@@ -85,7 +85,9 @@ class _CudaCall:
     def run(self) -> None:
         self.bind_host_inputs()
         try:
+            self.binding.synchronize_inputs()
             self.session.run_with_iobinding(self.binding)
+            self.binding.synchronize_outputs()
         except Exception as error:
             message = " ".join(str(error).split())
             raise ProviderError(f"{self.model}: the graph cannot be run: {message}") from error

@@ -18,7 +18,7 @@ from dspark.providers.cuda_memory import Cuda
 from dspark.providers.errors import ProviderError
 from dspark.providers.tensorrt_profiles import Dimensions, Limits, Profile, profiles
 
-__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "EngineFiles", "EngineKey", "build_engine", "open_engine"]
+__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "Engine", "EngineKey", "build_engine", "open_engine"]
 
 ENGINES = "engines"
 TIMING_CACHE = "timing.cache"
@@ -61,7 +61,7 @@ class Backend:
         cuda = Cuda()
         properties = cuda.call("cudaGetDeviceProperties", cuda.call("cudaGetDevice"))
         architecture = f"sm{properties.major}{properties.minor}"
-        return architecture, f"{properties.name.decode()} ({architecture})"
+        return architecture, f"{properties.name.decode().rstrip(chr(0))} ({architecture})"
 
 
 TENSORRT = Backend("tensorrt", "tensorrt", portable=False)
@@ -150,7 +150,9 @@ def build_engine(
     files.engine.parent.mkdir(parents=True, exist_ok=True)
     if not backend.portable:
         timings = files.timing_cache.read_bytes() if files.timing_cache.is_file() else b""
-        config.set_timing_cache(config.create_timing_cache(timings), False)
+        kept = config.create_timing_cache(timings)
+        if kept is None or not config.set_timing_cache(kept, False):  # another version of TensorRT wrote them
+            config.set_timing_cache(config.create_timing_cache(b""), False)
     with ThreadPoolExecutor(1) as pool:  # so that Ctrl-C reaches this thread
         built = pool.submit(builder.build_serialized_network, network, config)
         try:
@@ -173,15 +175,27 @@ def build_engine(
     return key
 
 
-def open_engine(backend: Backend, graph: Path) -> tuple[EngineKey, Any]:
+@dataclass(frozen=True)
+class Engine:
+    """A loaded engine.
+
+    Attributes:
+        key: Its key.
+        native: The engine itself (``ICudaEngine``).
+        errors: What the library has complained of since; grows.
+    """
+
+    key: EngineKey
+    native: Any
+    errors: list[str]
+
+
+def open_engine(backend: Backend, graph: Path) -> Engine:
     """Loads a graph's engine for the present device.
 
     Args:
         backend: The library.
         graph: Where the graph's file is or was: if it is there, it must be the one that the engine was built from.
-
-    Returns:
-        The engine's key, and the engine (``ICudaEngine``).
 
     Raises:
         ProviderError: There is no engine, it was built for something else, or it cannot be loaded.
@@ -205,7 +219,7 @@ def open_engine(backend: Backend, graph: Path) -> tuple[EngineKey, Any]:
     engine = trt.Runtime(log).deserialize_cuda_engine(files.engine.read_bytes())
     if engine is None:
         raise ProviderError(f"{files.engine}: {backend.name} cannot load the engine: {' '.join(log.errors)}")
-    return key, engine
+    return Engine(key, engine, log.errors)
 
 
 def _add_profiles(builder: Any, network: Any, config: Any, limits: Limits) -> tuple[Profile, ...]:

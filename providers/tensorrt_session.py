@@ -36,13 +36,14 @@ class TensorRtSession:
 
     def __init__(self, backend: Backend, graph: Path) -> None:
         trt = backend.load()
-        key, self._engine = open_engine(backend, graph)
+        opened = open_engine(backend, graph)
+        self._engine, self._errors = opened.native, opened.errors
         self._name = f"{graph.stem} ({backend.name})"
-        self._profiles = tuple(key.profiles)
+        self._profiles = tuple(opened.key.profiles)
         self._cuda = Cuda()
         self._context = self._engine.create_execution_context()
         if self._context is None:
-            raise ProviderError(f"{self._name}: the engine cannot be prepared; the device's memory may be full")
+            raise self._failure("the engine cannot be prepared")
         self._staged_inputs, self._staged_outputs = _Staging(self._cuda), _Staging(self._cuda)
         self._latest: _EngineCall | None = None
         self._types: dict[str, np.dtype[Any]] = {}
@@ -134,8 +135,7 @@ class TensorRtSession:
         return len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
 
     def _run(self, call: "_EngineCall") -> None:
-        staged = (call.inputs, self._staged_inputs), (call.outputs, self._staged_outputs)
-        moved = [staging.reserve(layout.nbytes) for layout, staging in staged]
+        moved = self._staged_inputs.reserve(call.inputs.nbytes), self._staged_outputs.reserve(call.outputs.nbytes)
         if any(moved):
             self._latest = None
         self._staged_inputs.upload(call.inputs)
@@ -144,7 +144,7 @@ class TensorRtSession:
             self._set_addresses(call)
         if not self._context.execute_async_v3(self._cuda.stream):
             self._latest = None
-            raise ProviderError(f"{self._name}: the engine cannot be run")
+            raise self._failure("the engine cannot be run")
         self._staged_outputs.download(call.outputs)
 
     def _activate(self, call: "_EngineCall") -> None:
@@ -154,10 +154,10 @@ class TensorRtSession:
         if context.active_optimization_profile != call.profile and not context.set_optimization_profile_async(
             call.profile, stream
         ):
-            raise ProviderError(f"{self._name}: profile {self._profiles[call.profile]} cannot be chosen")
+            raise self._failure(f"profile {self._profiles[call.profile]} cannot be chosen")
         for name, shape in call.shapes.items():
             if not context.set_input_shape(name, shape):
-                raise ProviderError(f"{self._name}: {name} cannot have shape {list(shape)}")
+                raise self._failure(f"{name} cannot have shape {list(shape)}")
 
     def _set_addresses(self, call: "_EngineCall") -> None:
         addresses = {
@@ -167,8 +167,14 @@ class TensorRtSession:
         }
         for name, address in addresses.items():
             if not self._context.set_tensor_address(name, address):
-                raise ProviderError(f"{self._name}: {name} cannot be bound to device memory")
+                raise self._failure(f"{name} cannot be bound to device memory")
         self._latest = call
+
+    def _failure(self, what: str) -> ProviderError:
+        """An error with what the library has said of it."""
+        said = " ".join(self._errors) or "TensorRT does not say why"
+        self._errors.clear()
+        return ProviderError(f"{self._name}: {what}: {said}")
 
 
 @dataclass

@@ -54,6 +54,9 @@ def test_timings_are_used_again(trt: FakeTensorRt, graph: Path) -> None:
     build(graph)
     build(graph)
     assert trt.timings == [b"", b"timings"]
+    (graph.parent / "engines" / "sm90" / "timing.cache").write_bytes(b"of another version")
+    build(graph)
+    assert trt.timings[2:] == [b"of another version", b""]
 
 
 def test_phases_are_told(trt: FakeTensorRt, graph: Path) -> None:
@@ -102,7 +105,9 @@ def test_what_cannot_be_parsed_or_built_is_told(trt: FakeTensorRt, graph: Path) 
 
 def test_an_engine_opens_where_it_was_built(trt: FakeTensorRt, graph: Path) -> None:
     key = build(graph)
-    assert open_engine(TENSORRT, graph) == (key, trt.engine)
+    opened = open_engine(TENSORRT, graph)
+    assert opened.key == key
+    assert opened.native is trt.engine
 
 
 def test_an_engine_opens_in_another_folder_without_its_graph(trt: FakeTensorRt, graph: Path, tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_an_engine_opens_in_another_folder_without_its_graph(trt: FakeTensorRt, 
     moved = tmp_path / "moved"
     moved.mkdir()
     (graph.parent / "engines").rename(moved / "engines")
-    assert open_engine(TENSORRT, moved / "target.onnx")[1] is trt.engine
+    assert open_engine(TENSORRT, moved / "target.onnx").native is trt.engine
 
 
 @pytest.mark.parametrize(

@@ -226,11 +226,24 @@ def test_memory_of_another_device_is_refused(tmp_path: Path, cuda: FakeCuda, mon
         session(tmp_path, cuda, monkeypatch).bind({**inputs(), "past": Foreign()}, outputs())  # type: ignore[dict-item]
 
 
-def test_an_engine_that_fails_is_told(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = session(tmp_path, cuda, monkeypatch).bind(inputs(), outputs())
-    monkeypatch.setattr(fake_engine().contexts[0], "execute_async_v3", lambda stream: False)
-    with pytest.raises(ProviderError, match=r"target \(tensorrt\): the engine cannot be run"):
-        call.run()
+def test_an_engine_that_fails_says_why(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = session(tmp_path, cuda, monkeypatch)
+    given, results = inputs(), outputs()
+    call = opened.bind(given, results)
+    module = sys.modules["tensorrt"]
+
+    def fail(stream: int) -> bool:
+        module.log.log(module.ILogger.ERROR, "illegal memory\naccess")
+        return False
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fake_engine().contexts[0], "execute_async_v3", fail)
+        for _ in range(2):
+            with pytest.raises(ProviderError, match=r"\(tensorrt\): the engine cannot be run: illegal memory access$"):
+                call.run()
+    given["x"][:] = 1
+    call.run()
+    assert results["y"].tolist() == [[2], [2]]
 
 
 def test_staging_memory_does_not_grow_with_calls(
