@@ -6,6 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
 
+import onnx_ir as ir
+
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export
 from dspark.providers.tensorrt import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER, TensorRtProvider
@@ -97,7 +99,10 @@ class Compilation:
                 on_phase(f"Compiling {graph}: {phase}")
 
             start = perf_counter()
-            key = build_engine(self.provider.backend, folder / file, limits, str(manifest.precision[name]), tell)
+            in_place = name == "target" and manifest.cache_form == "in-place"
+            graph = folder / file
+            content = _with_capacity(graph, limits.capacity) if in_place else graph.read_bytes()
+            key = build_engine(self.provider.backend, graph, content, limits, str(manifest.precision[name]), tell)
             built.append(
                 f"Compiled {name} for {key.device} with {key.backend} {key.version}: {key.layers:,} layers, "
                 f"profiles {', '.join(key.profiles)}, {perf_counter() - start:.0f} s"
@@ -105,11 +110,25 @@ class Compilation:
         return built
 
     def _limits(self, manifest: Manifest) -> Limits:
-        grown = self.sequence_length + self.sequence_length // 8  # the cache may have so much room with such a text
+        draft_tokens = manifest.drafter.draft_length if manifest.drafter else 0
+        if manifest.cache_form == "in-place":
+            capacity = self.sequence_length + draft_tokens  # a round writes whole drafts
+        else:
+            capacity = self.sequence_length + self.sequence_length // 8  # the cache may have grown so far
         return Limits(
             batch=self.batch_size,
-            draft_tokens=manifest.drafter.draft_length if manifest.drafter else 0,
+            draft_tokens=draft_tokens,
             chunk=PREFILL_CHUNK,
             extension=EXTENSION,
-            capacity=-(-grown // TOKEN_STEP) * TOKEN_STEP,
+            capacity=-(-capacity // TOKEN_STEP) * TOKEN_STEP,
         )
+
+
+def _with_capacity(graph: Path, capacity: int) -> bytes:
+    """A graph with S fixed: TensorRT writes in place only into caches whose size it knows."""
+    model = ir.load(graph)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape(capacity if size == "S" else size for size in value.shape)
+    content: bytes = ir.to_proto(model).SerializeToString()
+    return content

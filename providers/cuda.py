@@ -37,6 +37,7 @@ class CudaSession(OnnxRuntimeSession):
         super().__init__(model, provider, threads)
         if provider not in self._session.get_providers():  # ONNX Runtime took the CPU without an error
             raise ProviderError(f"{model}: {provider} cannot be used; look after the GPU's driver and CUDA's libraries")
+        self.cache_capacity: int | None = None
         self._memory = memory
         self._cuda = Cuda()
 

@@ -74,7 +74,12 @@ class DeviceSession(Session, Protocol):
     """A loaded graph on a device with memory of its own, where what the host does not look at can stay.
 
     An output may be bound to the array that an input is bound to: a graph that writes its cache in place.
+
+    Attributes:
+        cache_capacity: Rows that a cache must have where the graph was compiled for one size; None: any.
     """
+
+    cache_capacity: int | None
 
     def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Allocates an array of zeros on the device.

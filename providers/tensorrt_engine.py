@@ -90,6 +90,12 @@ class EngineKey:
     layers: int
     profiles: Mapping[str, Mapping[str, Sequence[int]]]
 
+    @property
+    def cache_capacity(self) -> int | None:
+        """Rows that a cache must have; None when there may be fewer."""
+        low, _, high = next(iter(self.profiles.values())).get("S", (0, 0, 1))
+        return high if low == high else None
+
 
 @dataclass(frozen=True)
 class EngineFiles:
@@ -115,6 +121,7 @@ class EngineFiles:
 def build_engine(
     backend: Backend,
     graph: Path,
+    content: bytes,
     limits: Limits,
     precision: str,
     on_phase: Callable[[str], None] = lambda phase: None,
@@ -124,6 +131,7 @@ def build_engine(
     Args:
         backend: The library.
         graph: The graph's file; its weights lie beside it.
+        content: What is in it, or that with some dimensions fixed.
         limits: The shapes that the engine must take.
         precision: Of the graph, for the key.
         on_phase: Called with the name of every phase that begins; from other threads.
@@ -141,7 +149,7 @@ def build_engine(
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse_from_file(str(graph)):
+    if not parser.parse(content, str(graph)):
         problems = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
         raise ProviderError(f"{graph}: {backend.name} cannot parse the graph: {problems}")
     config = builder.create_builder_config()

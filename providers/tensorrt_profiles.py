@@ -85,12 +85,14 @@ def profiles(inputs: Sequence[Dimensions], limits: Limits) -> tuple[Profile, ...
     batch, cache = _up_to(limits.batch, 1), _up_to(limits.capacity, 1024)
     drafted = 1 + limits.draft_tokens
     if "T" not in symbols:
-        return (Profile("draft", {"B": batch, "S": cache}),)
+        return (Profile("draft", {"B": batch, "S": cache} if "S" in symbols else {"B": batch}),)
     if "N" not in symbols:
         return tuple(
             Profile(name, {"B": batch, "T": _up_to(most), "S": cache})
             for name, most in (("draft", drafted), ("extension", limits.extension))
         )
+    if "S" not in symbols:  # fixed in the graph
+        cache = Range(limits.capacity, limits.capacity, limits.capacity)
     decode = Profile("decode", {"B": batch, "T": _up_to(1), "S": cache, "N": batch, "K": batch})
     flat = Range(1, drafted, limits.batch * drafted)
     verify = Profile("verify", {"B": batch, "T": _up_to(drafted), "S": cache, "N": flat, "K": flat})

@@ -40,6 +40,7 @@ class TensorRtSession:
         self._engine, self._errors = opened.native, opened.errors
         self._name = f"{graph.stem} ({backend.name})"
         self._profiles = tuple(opened.key.profiles)
+        self.cache_capacity = opened.key.cache_capacity
         self._cuda = Cuda()
         self._context = self._engine.create_execution_context()
         if self._context is None:

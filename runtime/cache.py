@@ -45,16 +45,23 @@ class KeyValueCache:
         groups: Shapes of the groups, the target's first.
         slots: Requests it has room for; memory is touched only when they are used.
         allocate: Makes an array of zeros of a shape and type, for example ``DeviceSession.device_array``.
+        capacity: Tokens that a slot has room for at first.
 
     Attributes:
         lengths: Tokens of each slot, int64 ``[groups, slots]``.
         version: Changes when the arrays are reallocated, so that bound calls can be renewed.
     """
 
-    def __init__(self, groups: Sequence[CacheInfo], slots: int, allocate: Callable[..., Any] = host_zeros) -> None:
+    def __init__(
+        self,
+        groups: Sequence[CacheInfo],
+        slots: int,
+        allocate: Callable[..., Any] = host_zeros,
+        capacity: int = TOKEN_STEP,
+    ) -> None:
         self._infos = tuple(groups)
         self._allocate = allocate
-        self._arrays = [self._zeros(info, slots, TOKEN_STEP) for info in self._infos]
+        self._arrays = [self._zeros(info, slots, capacity) for info in self._infos]
         self.lengths = np.zeros((len(self._infos), slots), np.int64)
         self.version = 0
 

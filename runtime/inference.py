@@ -13,7 +13,7 @@ import numpy as np
 from dspark.providers import DeviceSession, Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.bundle import Bundle
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache import TOKEN_STEP, KeyValueCache
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import make_drafter
@@ -84,7 +84,8 @@ class DSparkInference:
         self.text = _text_processor(bundle)
         self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
         plan = options.resolve(manifest)
-        cache = KeyValueCache(manifest.caches, batch_size, _allocator(sessions))
+        capacity = _fixed_capacity(sessions) or TOKEN_STEP
+        cache = KeyValueCache(manifest.caches, batch_size, _allocator(sessions), capacity)
         target = Target(sessions["target"], manifest, cache, self.clock)
         speculation = None
         if plan is not None and manifest.drafter is not None:
@@ -147,6 +148,11 @@ class DSparkInference:
         names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
         calibration = read_calibration(opened)
         sessions = open_sessions(opened, find_provider(provider), names, threads, check_hashes)
+        capacity = _fixed_capacity(sessions)
+        if capacity is not None:
+            limit = min(limit, capacity - (manifest.drafter.draft_length if manifest.drafter else 0))
+        if max_sequence_length is not None and max_sequence_length > limit:
+            raise RequestError(f"max_sequence_length is {max_sequence_length}; the bundle was compiled for {limit}")
         return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, settings)
 
     def request(
@@ -390,6 +396,12 @@ def load_graphs(
         opened = {name: pool.submit(load, bundle.file(files[name]), threads=threads) for name in names}
         checked.result()  # an altered file is the better error than what a session makes of it
         return {name: session.result() for name, session in opened.items()}
+
+
+def _fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
+    """Rows that the cache must have, if the target was compiled for one size."""
+    target = sessions["target"]
+    return target.cache_capacity if isinstance(target, DeviceSession) else None
 
 
 def _allocator(sessions: Mapping[str, Session]) -> Callable[..., object]:

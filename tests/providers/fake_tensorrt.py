@@ -199,7 +199,7 @@ class FakeTensorRt:
 
     def OnnxParser(self, network: Any, log: Any) -> Any:  # noqa: N802
         return SimpleNamespace(
-            parse_from_file=lambda file: not self.parse_problem,
+            parse=lambda content, path: not self.parse_problem,
             num_errors=1,
             get_error=lambda index: SimpleNamespace(desc=lambda: self.parse_problem),
         )

@@ -10,12 +10,14 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import DeviceSession, ProviderError, Session, find_provider
+from dspark.providers import Call, DeviceSession, ProviderError, Session, find_provider
 from dspark.providers.cuda import CUDA, CudaSession
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.errors import RequestError
 from tests.providers import fake_cuda
 
-GoldenBundle = Callable[[str], Path]
+GoldenBundle = Callable[..., Path]
+PROMPTS = [[ord(letter) for letter in text] for text in ("abcabcab", "Hello there, how are", "12", "x = y + ")]
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +45,73 @@ def in_place_graph(folder: Path) -> Path:
     return folder / "in_place.onnx"
 
 
-def test_generation_equals_the_cpu_providers(golden_bundle: GoldenBundle) -> None:
-    bundle = Bundle.open(golden_bundle("dspark_gated"))
+def generate(bundle: Bundle, sessions: Mapping[str, Session]) -> list[list[int]]:
+    model = DSparkInference(bundle, sessions, SpeculationOptions(), 2, bundle.manifest.target.context_length)
+    done = model.generate(PROMPTS, SamplingParams(max_new_tokens=60))
+    return [completion.token_ids for completion in done]
+
+
+@pytest.mark.parametrize("drafter", ["dspark_gated", "eagle3"])
+@pytest.mark.parametrize("cache_form", ["in-place", "delta"])
+def test_generation_equals_the_cpu_providers(cache_form: str, drafter: str, golden_bundle: GoldenBundle) -> None:
+    """With the cache on the device: it grows, requests leave and others move up."""
+    bundle = Bundle.open(golden_bundle(drafter, cache_form))
+    files = {name: bundle.file(file) for name, file in bundle.manifest.graphs.model_dump(exclude_none=True).items()}
+    expected = generate(bundle, {name: find_provider("cpu").open(file, threads=1) for name, file in files.items()})
+    assert generate(bundle, {name: on_host(file) for name, file in files.items()}) == expected
+
+
+def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.FakeCuda) -> None:
+    """In the in-place form what a round does to the cache it does on the device."""
+    bundle = Bundle.open(golden_bundle("dspark_gated", "in-place"))
     files = bundle.manifest.graphs.model_dump(exclude_none=True)
+    sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
+    model = DSparkInference(bundle, sessions, SpeculationOptions(), 1, bundle.manifest.target.context_length)
+    stream = model.stream(PROMPTS[0], SamplingParams(max_new_tokens=20))
+    next(stream)
+    cuda.events.clear()
+    assert len(list(stream)) > 2
+    assert not [event for event in cuda.events if event[0].endswith(("Device", "Host"))]
 
-    def generate(open_session: Callable[[Path], Session]) -> list[list[int]]:
-        sessions = {name: open_session(bundle.file(file)) for name, file in files.items()}
-        model = DSparkInference(bundle, sessions, SpeculationOptions(), 2, bundle.manifest.target.context_length)
-        done = model.generate([[1, 2, 3], [4, 5, 6, 7, 8]], SamplingParams(max_new_tokens=12))
-        return [completion.token_ids for completion in done]
 
-    cpu = find_provider("cpu")
-    assert generate(on_host) == generate(lambda file: cpu.open(file, threads=1))
+def test_a_cache_of_a_size_that_the_target_was_compiled_for(golden_bundle: GoldenBundle) -> None:
+    """It has that size from the beginning and never another."""
+    bundle = Bundle.open(golden_bundle("dspark_gated", "in-place"))
+    files = bundle.manifest.graphs.model_dump(exclude_none=True)
+    sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
+    free = generate(bundle, sessions)
+    sessions["target"].cache_capacity = 192
+    seen = set()
+    bind = sessions["target"].bind
+
+    def watched(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Call:
+        seen.add(inputs["past.0.key"].shape[2])
+        return bind(inputs, outputs)
+
+    sessions["target"].bind = watched  # type: ignore[method-assign]
+    assert generate(bundle, sessions) == free
+    assert seen == {192}
+
+
+def test_texts_are_bounded_by_the_size_that_the_target_was_compiled_for(
+    golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = golden_bundle("dspark_gated", "in-place")
+
+    def compiled(provider: object, model: Path, *, threads: int | None) -> Session:
+        session = on_host(model)
+        session.cache_capacity = 192
+        return session
+
+    monkeypatch.setattr(type(CUDA), "open", compiled)
+    assert DSparkInference.load(path, provider="cuda").context_length == 192 - 5
+    assert DSparkInference.load(path, provider="cuda", max_sequence_length=100).context_length == 100
+    with pytest.raises(RequestError, match="max_sequence_length is 188; the bundle was compiled for 187"):
+        DSparkInference.load(path, provider="cuda", max_sequence_length=188)
 
 
 def test_a_cache_on_the_device_is_read_where_it_lies(golden_bundle: GoldenBundle, cuda: fake_cuda.FakeCuda) -> None:
-    bundle = Bundle.open(golden_bundle("qwen3_target"))
+    bundle = Bundle.open(golden_bundle("qwen3_target", "delta"))
     info = bundle.manifest.target.cache
     rng = np.random.default_rng(0)
     past = rng.normal(size=(info.layers, 2, 3, info.kv_heads, 4, info.head_dim)).astype(np.float32)

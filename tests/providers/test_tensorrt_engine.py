@@ -28,7 +28,7 @@ def graph(tmp_path: Path) -> Path:
 
 
 def build(graph: Path) -> EngineKey:
-    return build_engine(TENSORRT, graph, LIMITS, "fp16")
+    return build_engine(TENSORRT, graph, graph.read_bytes(), LIMITS, "fp16")
 
 
 def test_the_network_is_strongly_typed_and_every_input_has_a_range(trt: FakeTensorRt, graph: Path) -> None:
@@ -61,7 +61,7 @@ def test_timings_are_used_again(trt: FakeTensorRt, graph: Path) -> None:
 
 def test_phases_are_told(trt: FakeTensorRt, graph: Path) -> None:
     phases: list[str] = []
-    build_engine(TENSORRT, graph, LIMITS, "fp16", phases.append)
+    build_engine(TENSORRT, graph, graph.read_bytes(), LIMITS, "fp16", phases.append)
     assert phases == ["Building engine"]
 
 
@@ -147,6 +147,15 @@ def test_an_engine_of_another_graph_is_refused(trt: FakeTensorRt, graph: Path) -
         open_engine(TENSORRT, graph)
 
 
+def test_what_a_cache_must_have_room_for() -> None:
+    def capacity(*ranges: int) -> int | None:
+        return EngineKey("", "", "", "", "", 1, {"decode": {"B": [1, 1, 4], "S": ranges}}).cache_capacity
+
+    assert capacity(1, 64, 128) is None
+    assert capacity(128, 128, 128) == 128
+    assert EngineKey("", "", "", "", "", 1, {"draft": {"B": [1, 1, 4]}}).cache_capacity is None
+
+
 def test_no_engine_a_damaged_engine_and_a_damaged_key(trt: FakeTensorRt, graph: Path) -> None:
     with pytest.raises(ProviderError, match=r"target\.engine: no engine for tensorrt here; compile it with"):
         open_engine(TENSORRT, graph)
@@ -165,4 +174,4 @@ def test_a_library_that_is_not_installed_is_named(graph: Path, monkeypatch: pyte
     for backend, package in ((TENSORRT, "tensorrt"), (TENSORRT_RTX, "tensorrt-rtx")):
         monkeypatch.setitem(sys.modules, backend.module, None)
         with pytest.raises(ProviderError, match=f"{package} is not installed; install it with pip install {package}$"):
-            build_engine(backend, graph, LIMITS, "fp16")
+            build_engine(backend, graph, b"graph", LIMITS, "fp16")

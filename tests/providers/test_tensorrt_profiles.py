@@ -71,6 +71,14 @@ def test_an_eagle3_drafter_takes_whole_rounds_and_long_prompts() -> None:
     assert allows(extension, B=4, T=256, S=4096)
 
 
+def test_a_target_whose_cache_is_fixed() -> None:
+    """All of its profiles say so, which is where the runtime learns of it."""
+    inputs: tuple[Dimensions, ...] = (("N",), ("B", "T"), ("B", 1, 1, "T", 4096), ("K",), ("B", 3, 4096, 64))
+    for profile in profiles(inputs, LIMITS):
+        assert profile.ranges["S"] == Range(4096, 4096, 4096)
+        assert profile.shapes(inputs[-1])[0][2] == 4096
+
+
 def test_a_cache_smaller_than_what_is_best() -> None:
     small = Limits(batch=1, draft_tokens=1, chunk=16, extension=16, capacity=64)
     assert profiles(BLOCK, small)[0].ranges["S"] == Range(1, 64, 64)

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 from dspark.exporter.compile import Compilation, Compiler
@@ -15,6 +16,7 @@ from dspark.providers import ProviderError
 from dspark.providers.tensorrt_engine import TENSORRT_RTX, build_engine
 from dspark.providers.tensorrt_profiles import Limits
 from dspark.runtime import Bundle
+from dspark.runtime.bundle import CacheForm
 from tests.conftest import GOLDEN, ROOT
 
 pytestmark = pytest.mark.providers
@@ -23,9 +25,16 @@ trt = pytest.importorskip("tensorrt_rtx")
 TYPES = {"fp16": trt.DataType.HALF, "bf16": trt.DataType.BF16}
 
 
-def planned(output: Path, precision: str, drafter: str | None = "dspark_gated", tables: str | None = None) -> Export:
+def planned(
+    output: Path,
+    precision: str,
+    drafter: str | None = "dspark_gated",
+    tables: str | None = None,
+    cache_form: CacheForm = "in-place",
+) -> Export:
     profile = PrecisionProfile.of(Precision(precision), Precision(tables) if tables else None)
-    return prepare(GOLDEN / "qwen3_target", drafter and GOLDEN / drafter, output, precision=profile)
+    folder = drafter and GOLDEN / drafter
+    return prepare(GOLDEN / "qwen3_target", folder, output, precision=profile, cache_form=cache_form)
 
 
 def compiled(export: Export, batch_size: int = 4, sequence_length: int | None = None) -> dict[str, dict[str, Any]]:
@@ -38,27 +47,38 @@ def compiled(export: Export, batch_size: int = 4, sequence_length: int | None = 
     return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
 
-def products(graph: Path) -> list[Any]:
-    """Types of all matrix products of a parsed graph."""
+def layer_types(graph: Path) -> Counter[tuple[Any, Any]]:
+    """How many layers of each kind and type of output a graph's network has."""
+    model = ir.load(graph)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape(64 if size == "S" else size for size in value.shape or ())
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(0)
-    assert trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR)).parse_from_file(str(graph))
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse(ir.to_proto(model).SerializeToString(), str(graph))
     layers = [network.get_layer(index) for index in range(network.num_layers)]
-    return [layer.get_output(0).dtype for layer in layers if layer.type == trt.LayerType.MATRIX_MULTIPLY]
+    return Counter((layer.type, layer.get_output(0).dtype) for layer in layers)
 
 
-def assert_types(bundle: Path, precision: str) -> None:
-    """Linear layers have the precision: five a layer, the drafter's fc and its keys and values; all else is float32."""
-    manifest = Bundle.open(bundle).manifest
+def assert_layers(export: Export, precision: str) -> None:
+    """Linear layers have the precision, all other products are float32; caches are written by their own layer."""
+    manifest = Bundle.open(export.output).manifest
     assert manifest.drafter is not None
     layers, draft_layers = manifest.target.cache.layers, manifest.drafter.cache.layers
-    expected = {TYPES[precision]: 5 * layers + 1 + draft_layers, trt.DataType.FLOAT: 4 * layers + 1}
-    assert Counter(products(bundle / "target.onnx")) == expected
+    in_place = manifest.cache_form == "in-place"
+    found = layer_types(export.output / "target.onnx")
+    linear = 4 * layers + 1 + draft_layers  # four a layer; the drafter's fc, and keys and values of its layers
+    attention = (2 if in_place else 4) * layers
+    products = {dtype: count for (kind, dtype), count in found.items() if kind == trt.LayerType.MATRIX_MULTIPLY}
+    assert products == {TYPES[precision]: linear, trt.DataType.FLOAT: attention + 1}
+    updates = found[trt.LayerType.KV_CACHE_UPDATE, trt.DataType.FLOAT]
+    assert updates == (2 * (layers + draft_layers) if in_place else 0)
 
 
+@pytest.mark.parametrize("cache_form", ["in-place", "delta"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_all_graphs_of_a_dspark_bundle(precision: str, tmp_path: Path) -> None:
-    export = planned(tmp_path / "bundle", precision)
+def test_all_graphs_of_a_dspark_bundle(precision: str, cache_form: CacheForm, tmp_path: Path) -> None:
+    export = planned(tmp_path / "bundle", precision, cache_form=cache_form)
     keys = compiled(export)
     assert {name: list(key["profiles"]) for name, key in keys.items()} == {
         "target": ["decode", "verify", "prefill"],
@@ -68,12 +88,12 @@ def test_all_graphs_of_a_dspark_bundle(precision: str, tmp_path: Path) -> None:
     for key in keys.values():
         assert key["layers"] > 0
         assert (key["precision"], key["backend"], key["version"]) == (precision, "tensorrt-rtx", trt.__version__)
-    capacity = 576  # of a text of 512 tokens, the model's limit, an eighth more, in steps of 64
+    capacity = 576  # of a text of 512 tokens, the model's limit, an eighth or a draft more, in steps of 64
     assert keys["target"]["profiles"]["verify"] == {
-        **{"B": [1, 1, 4], "T": [1, 6, 6], "S": [1, capacity, capacity]},
+        **{"B": [1, 1, 4], "T": [1, 6, 6], "S": [capacity if cache_form == "in-place" else 1, capacity, capacity]},
         **{"N": [1, 6, 24], "K": [1, 6, 24]},
     }
-    assert_types(export.output, precision)
+    assert_layers(export, precision)
 
 
 def test_an_eagle3_bundle(tmp_path: Path) -> None:
@@ -113,8 +133,9 @@ def test_a_graph_that_it_does_not_take_is_told(tmp_path: Path) -> None:
     export = planned(tmp_path / "bundle", "int8")
     export_bundle(export)
     limits = Limits(batch=1, draft_tokens=5, chunk=16, extension=16, capacity=64)
-    with pytest.raises(ProviderError, match=r"target\.onnx: tensorrt-rtx cannot parse the graph: .*zero point"):
-        build_engine(TENSORRT_RTX, export.output / "target.onnx", limits, "int8")
+    graph = export.output / "head.onnx"
+    with pytest.raises(ProviderError, match=r"head\.onnx: tensorrt-rtx cannot parse the graph: .*zero point"):
+        build_engine(TENSORRT_RTX, graph, graph.read_bytes(), limits, "int8")
 
 
 @pytest.mark.slow
@@ -126,5 +147,5 @@ def test_smollm2(precision: str, smollm2_gguf: Path, tmp_path: Path) -> None:
     keys = compiled(export, batch_size=8)
     assert list(keys["target"]["profiles"]) == ["decode", "verify", "prefill"]
     assert keys["target"]["layers"] > 1000
-    assert_types(export.output, precision)
+    assert_layers(export, precision)
     assert (export.output / "engines" / "rtx" / "target.engine").stat().st_size > 250e6
