@@ -13,16 +13,13 @@ from numpy.typing import NDArray
 from dspark.exporter.compile import Compilation, Compiler
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import ProviderError, find_provider
+from dspark.providers import ProviderError
 from dspark.providers.cuda import CUDA
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.session import DeviceSession
-from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.cache import KeyValueCache
-from dspark.runtime.clock import PhaseClock
-from dspark.runtime.inference import open_sessions
+from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.options import SchedulerName
-from dspark.runtime.target import Target, TokenRun
+from dspark.runtime.target import TokenRun
 from tests.conftest import GOLDEN, ROOT
 from tests.providers.test_cuda import in_place_graph
 
@@ -78,21 +75,21 @@ def exported(
     return export
 
 
+def load(bundle: Path, provider: str, scheduler: SchedulerName) -> DSparkInference:
+    options = SpeculationOptions(scheduler)
+    return DSparkInference.load(bundle, provider=provider, batch_size=1, max_sequence_length=500, options=options)
+
+
 def logits(bundle: Path, provider: str, ids: list[int]) -> NDArray[np.float32]:
     """Of every token of a text, ``[n, V]``."""
-    opened = Bundle.open(bundle)
-    session = open_sessions(opened, find_provider(provider), ["target"], None, None)["target"]
-    target = Target(
-        session, opened.manifest, KeyValueCache([opened.manifest.target.cache], 1), PhaseClock(), drafting=False
-    )
+    target = load(bundle, provider, "off").engine._target
     return target.verify([TokenRun(ids, len(ids))]).logits.copy()
 
 
 @cache
 def generate(bundle: Path, provider: str, scheduler: SchedulerName) -> tuple[Completion, ...]:
     """Greedily, one after the other; a first request warms up."""
-    options = SpeculationOptions(scheduler)
-    model = DSparkInference.load(bundle, provider=provider, batch_size=1, max_sequence_length=500, options=options)
+    model = load(bundle, provider, scheduler)
     params = SamplingParams(max_new_tokens=NEW_TOKENS)
     model.generate(PROMPTS[:1], params)
     return tuple(model.generate([prompt], params)[0] for prompt in PROMPTS)
