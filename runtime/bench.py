@@ -19,12 +19,11 @@ from rich.table import Table
 
 from dspark.providers import Session, find_provider
 from dspark.runtime.bundle import Bundle
-from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import DraftInput, make_drafter
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, open_sessions
+from dspark.runtime.inference import DSparkInference, make_cache, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row
@@ -261,7 +260,7 @@ def _measure_bare(
     """Times graph calls back to back over a cache of ``context`` tokens."""
     manifest, clock = bundle.manifest, PhaseClock()
 
-    cache = KeyValueCache(manifest.caches, 1)
+    cache = make_cache(manifest, sessions, 1)
     cache.reserve(context + BARE_CALLS)
     cache.lengths[:] = context
     target = Target(sessions["target"], manifest, cache, clock)

@@ -12,8 +12,8 @@ import numpy as np
 
 from dspark.providers import DeviceSession, Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
-from dspark.runtime.bundle import Bundle
-from dspark.runtime.cache import TOKEN_STEP, KeyValueCache
+from dspark.runtime.bundle import Bundle, Manifest
+from dspark.runtime.cache import TOKEN_STEP, KeyValueCache, host_zeros
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.drafting import make_drafter
@@ -30,7 +30,7 @@ from dspark.runtime.text import TextProcessor, TextStream
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "open_sessions"]
+__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "make_cache", "open_sessions"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
@@ -84,8 +84,7 @@ class DSparkInference:
         self.text = _text_processor(bundle)
         self._stop_token_ids = frozenset(manifest.target.stop_token_ids)
         plan = options.resolve(manifest)
-        capacity = _fixed_capacity(sessions) or TOKEN_STEP
-        cache = KeyValueCache(manifest.caches, batch_size, _allocator(sessions), capacity)
+        cache = make_cache(manifest, sessions, batch_size)
         target = Target(sessions["target"], manifest, cache, self.clock)
         speculation = None
         if plan is not None and manifest.drafter is not None:
@@ -398,17 +397,24 @@ def load_graphs(
         return {name: session.result() for name, session in opened.items()}
 
 
+def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) -> KeyValueCache:
+    """A cache for a bundle's graphs: on the device, if all that read it run there.
+
+    Args:
+        manifest: The bundle's manifest.
+        sessions: Its graphs.
+        slots: Requests it has room for.
+    """
+    readers = [session for name, session in sessions.items() if name != "head"]
+    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
+    allocate = device[0] if len(device) == len(readers) else host_zeros
+    return KeyValueCache(manifest.caches, slots, allocate, _fixed_capacity(sessions) or TOKEN_STEP)
+
+
 def _fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
     """Rows that the cache must have, if the target was compiled for one size."""
     target = sessions["target"]
     return target.cache_capacity if isinstance(target, DeviceSession) else None
-
-
-def _allocator(sessions: Mapping[str, Session]) -> Callable[..., object]:
-    """Where the cache lies: on the device, if all graphs that read it run there."""
-    readers = [session for name, session in sessions.items() if name != "head"]
-    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
-    return device[0] if len(device) == len(readers) else np.zeros
 
 
 def _text_processor(bundle: Bundle) -> TextProcessor | None:

@@ -14,12 +14,11 @@ from rich.text import Text
 
 from dspark.providers import find_provider
 from dspark.runtime.bundle import Bundle, DrafterInfo, Manifest
-from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import AcceptanceFigures, acceptance_figures
-from dspark.runtime.inference import DSparkInference, open_sessions
+from dspark.runtime.inference import DSparkInference, make_cache, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round, RoundTable
@@ -243,7 +242,7 @@ class _Reader:
         self.inference = DSparkInference(bundle, sessions, SpeculationOptions(), 1, context_length)
         self.drafts = manifest.drafter is not None
         self._name = str(bundle.path)
-        self._cache = KeyValueCache(manifest.caches, 1)
+        self._cache = make_cache(manifest, sessions, 1)
         self._target = Target(sessions["target"], manifest, self._cache, PhaseClock())
 
     def generate(self, request: Request) -> None:
