@@ -21,10 +21,12 @@ from dspark.providers import Session, find_provider
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
+from dspark.runtime.display import notices
 from dspark.runtime.drafting import DraftInput, make_drafter
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, make_cache, open_sessions
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
@@ -208,13 +210,14 @@ def run_benchmark(
         )
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    speculating = options.resolve(manifest) is not None
-    names = list(manifest.precision) if speculating else ["target"]
-    sessions = open_sessions(bundle, find_provider("cpu"), names, threads, check_hashes=None)
+    plan, provider = options.resolve(manifest), find_provider("cpu")
+    names = ["target"] if plan is None else list(manifest.precision)
+    sessions = open_sessions(bundle, provider, names, threads, check_hashes=None)
     limit = manifest.target.context_length
     ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
-    if speculating:
-        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle))
+    if plan is not None:
+        costs = find_costs(plan, bundle, provider, threads, 1, lambda: sessions, notices(console))
+        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle), costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0

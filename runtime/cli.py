@@ -1,4 +1,4 @@
-"""``dspark-run``: generate, chat, inspect, bench, evaluate, calibrate, compare."""
+"""``dspark-run``: generate, chat, inspect, bench, profile, evaluate, calibrate, compare."""
 
 import json
 import sys
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from dspark.providers import find_provider
 from dspark.runtime.bench import BenchReport, default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
@@ -26,20 +27,24 @@ from dspark.runtime.cli_options import (
     messages,
 )
 from dspark.runtime.conversation import Conversation
-from dspark.runtime.display import show_bundle
+from dspark.runtime.cost import cost_key, write_costs
+from dspark.runtime.cost_report import can_draw, draw_profile, show_profile
+from dspark.runtime.display import notices, show_bundle
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
 from dspark.runtime.evaluation.report import check_report
 from dspark.runtime.evaluation.tables import show_tables
 from dspark.runtime.graph_profile import GraphProfile, profile_graphs
-from dspark.runtime.inference import DSparkInference
+from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
 from dspark.runtime.load_bench import CONCURRENCIES, LoadSettings, run_load_benchmark
 from dspark.runtime.load_report import load_table, write_load_report
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.profiling import full_grid, measure
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
 from dspark.runtime.serving_profile import find_profile
+from dspark.runtime.whole_file import write_whole
 
 __all__ = ["main"]
 
@@ -120,7 +125,7 @@ def generate(
     inference = _load(bundle, options, batch_size, threads, profile)
     entries = [_entry(inference, row, params, raw=raw) for row in rows]
     succeeded = not entries
-    with _progress(len(entries), shown=as_json) as advance:
+    with _progress(len(entries), "Generating", shown=as_json) as advance:
         for index, text, completion in _outputs(inference, entries):
             if as_json and completion is not None:
                 print(json.dumps(completion_row(index, completion), ensure_ascii=False), flush=True)
@@ -259,6 +264,42 @@ def bench(
         measured.show(Console())
 
 
+@app.command()
+def profile(
+    bundle: BundleArgument,
+    max_requests: Annotated[int, typer.Option(help="The most requests of a step.")] = 8,
+    repeats: Annotated[int, typer.Option(help="Times that every kind of step is measured.")] = 11,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measures what steps and drafts cost on this device, for the hardware schedulers.
+
+    Writes a table, and with matplotlib a picture of it, into the bundle's folder "cost".
+    """
+    check_batch_size(max_requests)
+    if repeats < 1:
+        raise RequestError(f"repeats is {repeats}; it must be at least 1")
+    opened, provider = Bundle.open(bundle, check_hashes=False), find_provider("cpu")
+    manifest = opened.manifest
+    if manifest.drafter is None:
+        raise RequestError(f"{bundle}: has no drafter, so there is nothing to schedule")
+    with messages.status(Text(f"Loading {bundle}")):
+        sessions = open_sessions(opened, provider, list(manifest.precision), threads, check_hashes=None)
+    grid = full_grid(max_requests, manifest.drafter.draft_length, repeats)
+    with _progress(repeats + 1, "Measuring", shown=True) as advance:
+        measured = measure(opened, sessions, grid, advance)
+    table = measured.table(cost_key(opened, provider, threads))
+    file = write_costs(opened, table)
+    if can_draw():
+        write_whole(file.with_suffix(".png"), draw_profile(measured))
+    if as_json:
+        print(table.model_dump_json(indent=2))
+        return
+    show_profile(measured, Console())
+    picture = "and a picture beside it" if can_draw() else "no picture: pip install 'dspark-onnx[report]'"
+    notices(Console())(f"Written: {file}, {picture}")
+
+
 app.command()(evaluate)
 app.command()(calibrate)
 app.command()(compare)
@@ -328,7 +369,14 @@ def _load(
     bundle: Path, options: SpeculationOptions, batch_size: int | None, threads: int | None, profile: str | None
 ) -> DSparkInference:
     with messages.status(Text(f"Loading {bundle}")):
-        return DSparkInference.load(bundle, options=options, batch_size=batch_size, threads=threads, profile=profile)
+        return DSparkInference.load(
+            bundle,
+            options=options,
+            batch_size=batch_size,
+            threads=threads,
+            profile=profile,
+            notify=notices(messages),
+        )
 
 
 def _entry(
@@ -361,12 +409,12 @@ def _outputs(
 
 
 @contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """A bar on the terminal for long files whose output goes elsewhere."""
+def _progress(total: int, description: str, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar on the terminal for long work whose output goes elsewhere."""
     with Progress(
         console=messages, transient=True, disable=not shown or total < 2 or not messages.is_terminal
     ) as progress:
-        task = progress.add_task("Generating", total=total)
+        task = progress.add_task(description, total=total)
         yield lambda: progress.advance(task)
 
 

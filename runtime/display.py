@@ -1,4 +1,7 @@
-"""Tables for people."""
+"""Tables and lines for people."""
+
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -7,7 +10,12 @@ from rich.table import Table
 from dspark.runtime.bundle import CacheInfo, Manifest, SourceFile
 from dspark.runtime.calibration import Calibration
 
-__all__ = ["key_value_table", "show_bundle"]
+__all__ = ["key_value_table", "notices", "show_bundle"]
+
+
+def notices(console: Console) -> Callable[[str], None]:
+    """A function that prints plain lines."""
+    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
 
 def key_value_table(title: str, rows: dict[str, object]) -> Table:

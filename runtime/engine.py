@@ -22,7 +22,7 @@ from dspark.runtime.errors import DSparkError, NumericalError
 from dspark.runtime.queue import RequestQueue
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round
-from dspark.runtime.scheduler import Scheduler
+from dspark.runtime.scheduling.scheduler import Batch, Scheduler
 from dspark.runtime.target import TARGET, Target, TokenRun, Verification
 from dspark.runtime.turns import Turns
 
@@ -199,9 +199,10 @@ class Engine:
     def _round(self) -> list[Request]:
         """Drafts, schedules, verifies and commits once for every running request."""
         requests = list(self._running)
-        limits = self._draft_limits()
-        proposal = self._propose(requests) if limits.any() else None
-        lengths = self._schedule(proposal, limits)
+        batch = self._batch()
+        proposal = self._propose(requests, batch)
+        lengths = self._schedule(proposal, batch)
+        outcomes: list[Round] = []
         drafts = [proposal.tokens[index, :length] if proposal else NO_TOKENS for index, length in enumerate(lengths)]
         runs = [
             TokenRun([request.anchor, *draft], len(request.prompt_ids))
@@ -221,25 +222,34 @@ class Engine:
                 continue
             taken = request.emit(tokens)
             request.record_round(len(draft), min(accepted, len(taken)))
-            if proposal and limits[index]:
+            if proposal and batch.limits[index]:
                 confidence = None if proposal.confidence is None else proposal.confidence[index].copy()
                 ended = accepted == len(tokens)  # nothing follows an accepted stop token
-                request.rounds.append(Round(len(draft), accepted, ended, confidence))
+                outcomes.append(Round(len(draft), accepted, ended, confidence))
+                request.rounds.append(outcomes[-1])
             self._commit(index, verification, index, taken)
+        if proposal and self._speculation:
+            self._speculation.scheduler.observe(outcomes)
         for request in requests:
             if request.finish_reason is not None:
                 self._leave(request)
         return requests
 
-    def _draft_limits(self) -> NDArray[np.int64]:
-        """The most draft tokens of each running request, ``[R]``; its last token needs no draft."""
+    def _batch(self) -> Batch:
+        """What the scheduler has to know of the running requests; a last token needs no draft."""
         most = self._speculation.max_draft_tokens if self._speculation else 0
         if self._settings.step_tokens is not None:
             most = min(most, max(self._settings.step_tokens // len(self._running) - 1, 0))
-        return np.array([most if request.remaining > 1 else 0 for request in self._running], np.int64)
+        return Batch(
+            limits=np.array([most if request.remaining > 1 else 0 for request in self._running], np.int64),
+            greedy=np.array([request.sampler.greedy for request in self._running]),
+            context_length=self._cache.capacity,
+        )
 
-    def _propose(self, requests: Sequence[Request]) -> Proposal:
-        assert self._speculation is not None
+    def _propose(self, requests: Sequence[Request], batch: Batch) -> Proposal | None:
+        """Drafts for all requests, if the scheduler wants it."""
+        if self._speculation is None or not self._speculation.scheduler.drafts(batch):
+            return None
         length = self._speculation.draft_length
         return self._speculation.drafter.propose(
             [
@@ -248,14 +258,14 @@ class Engine:
             ]
         )
 
-    def _schedule(self, proposal: Proposal | None, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _schedule(self, proposal: Proposal | None, batch: Batch) -> NDArray[np.int64]:
         if proposal is None or self._speculation is None:
-            return limits
+            return np.zeros(batch.requests, np.int64)
         with self._clock.phase("schedule"):
             confidence = proposal.confidence
             if confidence is not None:
                 confidence = confidences(confidence, self._speculation.confidence_temperatures)
-            return self._speculation.scheduler.schedule(confidence, limits)
+            return self._speculation.scheduler.schedule(confidence, batch)
 
     def _commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
         """Keeps the rows of the tokens before ``following``; the rest of the step is forgotten."""

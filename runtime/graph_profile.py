@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from rich.table import Table
 from dspark.providers import NodeTime, find_provider
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
+from dspark.runtime.display import notices
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, load_graphs
+from dspark.runtime.inference import DSparkInference, load_graphs, open_sessions
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.profiling import find_costs
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
 
@@ -89,11 +92,14 @@ def profile_graphs(
     """
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
-    provider = find_provider("cpu")
+    plan, provider = options.resolve(manifest), find_provider("cpu")
+    names = ["target"] if plan is None else list(manifest.precision)
+    # Steps are measured without a profiler, which would slow them down.
+    unprofiled = partial(open_sessions, bundle, provider, names, threads, check_hashes=None)
+    costs = find_costs(plan, bundle, provider, threads, 1, unprofiled, notices(console))
     sessions = load_graphs(bundle, provider, provider.profile, names, threads, check_hashes=None)
     limit = manifest.target.context_length
-    inference = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle))
+    inference = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle), costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(rows, description="Profiling"):

@@ -16,11 +16,13 @@ from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.cache import TOKEN_STEP, KeyValueCache, host_zeros
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
+from dspark.runtime.cost import CostTable
 from dspark.runtime.drafting import make_drafter
 from dspark.runtime.engine import Engine, Speculation
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Completion, Priority, Request
 from dspark.runtime.sampling import SamplingParams
 from dspark.runtime.serving_profile import find_profile
@@ -56,7 +58,7 @@ class Chunk:
 class DSparkInference:
     """A loaded bundle.
 
-    Make one with ``load``, which also reads the bundle's calibration, if it has one.
+    Make one with ``load``, which also reads the bundle's calibration, if it has one, and what steps cost.
 
     Prompts given as text go through the chat template, if the bundle has one, unless ``raw``.
 
@@ -74,6 +76,7 @@ class DSparkInference:
         batch_size: int,
         context_length: int,
         calibration: Calibration | None = None,
+        costs: CostTable | None = None,
         settings: EngineSettings | None = None,
     ) -> None:
         manifest = bundle.manifest
@@ -88,13 +91,12 @@ class DSparkInference:
         target = Target(sessions["target"], manifest, cache, self.clock)
         speculation = None
         if plan is not None and manifest.drafter is not None:
-            scheduler, most = plan
-            length = manifest.drafter.draft_length
+            length = plan.draft_length
             temperatures = np.ones(length) if calibration is None else calibration.temperatures
             speculation = Speculation(
                 drafter=make_drafter(bundle, sessions, cache, self.clock),
-                scheduler=scheduler,
-                max_draft_tokens=most,
+                scheduler=plan.make_scheduler(costs),
+                max_draft_tokens=plan.max_draft_tokens,
                 draft_length=length,
                 confidence_temperatures=np.asarray(temperatures, np.float32),
             )
@@ -112,8 +114,12 @@ class DSparkInference:
         max_sequence_length: int | None = None,
         profile: Path | str | None = None,
         check_hashes: bool | None = None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> "DSparkInference":
         """Loads a bundle.
+
+        If the scheduler has to know what steps cost and nobody measured it on this device, that is measured now, in
+        some seconds, and kept in the bundle.
 
         Args:
             bundle: Its folder.
@@ -125,6 +131,7 @@ class DSparkInference:
                 limit.
             profile: A serving profile: the name of one that comes with the package, or a YAML file.
             check_hashes: See ``Bundle.open``.
+            notify: Told in a line when steps have to be measured.
 
         Raises:
             BundleError: The bundle or its calibration is missing files, damaged or of another version.
@@ -144,15 +151,18 @@ class DSparkInference:
         limit = manifest.target.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
-        names = ["target"] if options.resolve(manifest) is None else list(manifest.precision)
+        plan = options.resolve(manifest)
+        names = ["target"] if plan is None else list(manifest.precision)
         calibration = read_calibration(opened)
-        sessions = open_sessions(opened, find_provider(provider), names, threads, check_hashes)
+        found = find_provider(provider)
+        sessions = open_sessions(opened, found, names, threads, check_hashes)
         capacity = _fixed_capacity(sessions)
         if capacity is not None:
             limit = min(limit, capacity - (manifest.drafter.draft_length if manifest.drafter else 0))
         if max_sequence_length is not None and max_sequence_length > limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; the bundle was compiled for {limit}")
-        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, settings)
+        costs = find_costs(plan, opened, found, threads, batch_size, lambda: sessions, notify)
+        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, costs, settings)
 
     def request(
         self,

@@ -4,13 +4,56 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dspark.runtime.bundle import Manifest
+from dspark.runtime.cost import CostModel, CostTable
 from dspark.runtime.errors import RequestError
-from dspark.runtime.scheduler import FixedScheduler, Scheduler, ThresholdScheduler
+from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
+from dspark.runtime.scheduling.rates import AcceptanceRates
+from dspark.runtime.scheduling.scheduler import FixedScheduler, Scheduler, ThresholdScheduler
 
-__all__ = ["SchedulerName", "SpeculationOptions"]
+__all__ = ["SchedulerName", "SpeculationOptions", "SpeculationPlan"]
 
-SchedulerName = Literal["fixed", "threshold", "off"]
+SchedulerName = Literal["hardware", "hardware-async", "threshold", "fixed", "off"]
 DEFAULT_THRESHOLD = 0.6
+
+
+@dataclass(frozen=True)
+class SpeculationPlan:
+    """Options that a bundle can follow.
+
+    Attributes:
+        scheduler: Name of the scheduler; never ``off``.
+        max_draft_tokens: The most draft tokens verified a round.
+        confidence_threshold: Where ``threshold`` cuts.
+        draft_length: γ.
+        has_confidence: Whether the drafter rates its tokens.
+    """
+
+    scheduler: SchedulerName
+    max_draft_tokens: int
+    confidence_threshold: float
+    draft_length: int
+    has_confidence: bool
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether the scheduler has to know what steps cost."""
+        return self.scheduler in ("hardware", "hardware-async")
+
+    def make_scheduler(self, costs: CostTable | None) -> Scheduler:
+        """The scheduler, for one engine.
+
+        Args:
+            costs: What steps cost; needed if ``needs_costs``.
+        """
+        if self.scheduler == "fixed":
+            return FixedScheduler()
+        if self.scheduler == "threshold":
+            return ThresholdScheduler(self.confidence_threshold)
+        if costs is None:
+            raise RequestError(f"scheduler {self.scheduler!r} needs the costs of steps; see dspark.runtime.profiling")
+        rates = None if self.has_confidence else AcceptanceRates(self.draft_length)
+        kind = HardwareScheduler if self.scheduler == "hardware" else AsyncHardwareScheduler
+        return kind(CostModel(costs), rates)
 
 
 @dataclass(frozen=True)
@@ -18,8 +61,10 @@ class SpeculationOptions:
     """How to speculate.
 
     Attributes:
-        scheduler: ``fixed`` verifies whole drafts, ``threshold`` their confident prefixes, ``off`` decodes plainly. By
-            default ``threshold`` when a threshold is given, else ``fixed`` when the bundle has a drafter.
+        scheduler: ``hardware`` verifies what promises most tokens a second on this device and does not draft where
+            that loses, ``hardware-async`` does so with a budget from earlier rounds, ``fixed`` verifies whole drafts,
+            ``threshold`` their confident prefixes, ``off`` decodes plainly. By default ``threshold`` when a threshold
+            is given, else ``hardware`` when the bundle has a drafter.
         max_draft_tokens: The most draft tokens verified a round; by default all (γ).
         confidence_threshold: Where ``threshold`` cuts, a probability; 0.6 by default.
     """
@@ -28,8 +73,8 @@ class SpeculationOptions:
     max_draft_tokens: int | None = None
     confidence_threshold: float | None = None
 
-    def resolve(self, manifest: Manifest) -> tuple[Scheduler, int] | None:
-        """The scheduler and the most draft tokens; None for plain decoding.
+    def resolve(self, manifest: Manifest) -> SpeculationPlan | None:
+        """What a bundle makes of the options; None for plain decoding.
 
         Raises:
             RequestError: The options contradict each other or ask for what the bundle does not have.
@@ -48,13 +93,13 @@ class SpeculationOptions:
         if not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
             raise RequestError(f"max_draft_tokens is {most}; this drafter allows 1 to {drafter.draft_length}")
         if name is None:
-            name = "fixed" if self.confidence_threshold is None else "threshold"
+            name = "hardware" if self.confidence_threshold is None else "threshold"
         if self.confidence_threshold is not None and name != "threshold":
             raise RequestError(f"confidence_threshold belongs to scheduler 'threshold', not to {name!r}")
         if name == "off":
             return None
-        if name == "fixed":
-            return FixedScheduler(), most
-        if not manifest.has_confidence:
-            raise RequestError("scheduler 'threshold' needs a confidence head, and this bundle has none; use 'fixed'")
-        return ThresholdScheduler(threshold), most
+        if name == "threshold" and not manifest.has_confidence:
+            raise RequestError(
+                "scheduler 'threshold' needs a confidence head, and this bundle has none; use 'hardware'"
+            )
+        return SpeculationPlan(name, most, threshold, drafter.draft_length, manifest.has_confidence)

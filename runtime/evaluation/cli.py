@@ -58,10 +58,12 @@ def evaluate(
 ) -> None:
     """Measures acceptance, speed against plain decoding, and the confidence head on files of prompts.
 
-    Each file is a dataset, with rows as generate takes them.
+    Each file is a dataset, with rows as generate takes them. Whole drafts are verified if nothing else is asked for.
     """
     if report is not None:
         check_report(report)
+    if scheduler is None and confidence_threshold is None:
+        scheduler = "fixed"  # what is not verified tells nothing of the drafter
     datasets = read_datasets([*input, *(more or [])], samples)
     settings = EvaluationSettings(
         temperature=temperature,

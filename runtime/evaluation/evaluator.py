@@ -17,6 +17,7 @@ from rich.text import Text
 from dspark.providers import find_provider
 from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo
 from dspark.runtime.calibration import Calibration, read_calibration
+from dspark.runtime.display import notices
 from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import (
@@ -33,10 +34,10 @@ from dspark.runtime.evaluation.figures import (
 )
 from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round, RoundTable
 from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.scheduler import FixedScheduler
 
 __all__ = ["Counts", "DatasetResult", "Evaluation", "EvaluationSettings", "run_evaluation"]
 
@@ -207,10 +208,12 @@ def run_evaluation(
     calibration = read_calibration(bundle)
     size, limit = settings.batch_size, manifest.target.context_length
     with console.status(Text(f"Loading {path}")):
-        sessions = open_sessions(bundle, find_provider("cpu"), list(manifest.precision), settings.threads, None)
+        provider = find_provider("cpu")
+        sessions = open_sessions(bundle, provider, list(manifest.precision), settings.threads, None)
+        costs = find_costs(plan, bundle, provider, settings.threads, size, lambda: sessions, notices(console))
         ways: dict[Way, DSparkInference] = {
             "plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), size, limit),
-            "speculative": DSparkInference(bundle, sessions, options, size, limit, calibration),
+            "speculative": DSparkInference(bundle, sessions, options, size, limit, calibration, costs),
         }
         for dataset in datasets:
             dataset.check(ways["plain"], params)
@@ -219,7 +222,7 @@ def run_evaluation(
         scalings["raw"] = np.ones(manifest.drafter.draft_length)
         if calibration is not None:
             scalings["calibrated"] = np.array(calibration.temperatures)
-    whole_drafts = isinstance(plan[0], FixedScheduler)
+    whole_drafts = plan.scheduler == "fixed"
     measured = _measure(ways, datasets, params, settings, console)
     everything = _Measured()
     for each in measured.values():

@@ -239,8 +239,9 @@ class _Reader:
     def __init__(self, bundle: Bundle, threads: int | None, context_length: int) -> None:
         manifest = bundle.manifest
         sessions = open_sessions(bundle, find_provider("cpu"), list(manifest.precision), threads, None)
-        self.inference = DSparkInference(bundle, sessions, SpeculationOptions(), 1, context_length)
         self.drafts = manifest.drafter is not None
+        options = SpeculationOptions("fixed" if self.drafts else "off")
+        self.inference = DSparkInference(bundle, sessions, options, 1, context_length)
         self._name = str(bundle.path)
         self._cache = make_cache(manifest, sessions, 1)
         self._target = Target(sessions["target"], manifest, self._cache, PhaseClock())

@@ -1,0 +1,263 @@
+"""``cost/<device>.json``: what steps and drafts of a bundle cost on a device, as measured there.
+
+A table holds for one device, provider, number of threads, precision, set of files and set of versions: its key. One
+with another key is not used.
+"""
+
+import os
+import re
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dspark.providers import Provider
+from dspark.providers.host import onnxruntime_version, processor
+from dspark.runtime.bundle import Bundle, SchemaVersion, first_problem
+from dspark.runtime.calibration import confidence_files
+from dspark.runtime.errors import BundleError
+from dspark.runtime.whole_file import write_whole
+
+__all__ = [
+    "COST_FOLDER",
+    "CostKey",
+    "CostModel",
+    "CostTable",
+    "StepCurve",
+    "cost_file",
+    "cost_key",
+    "read_costs",
+    "write_costs",
+]
+
+COST_FOLDER = "cost"
+COST_VERSION = 1
+CONTEXT_STEP = 64
+
+Floats = NDArray[np.float64]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CostKey(_Model):
+    """What a table holds for.
+
+    Attributes:
+        device: Name of the hardware.
+        provider: What runs the graphs.
+        threads: Host threads.
+        precision: Precisions of each graph.
+        files: SHA-256 of the graphs and the weights.
+        versions: Of this package and of what the provider runs the graphs with.
+    """
+
+    device: str
+    provider: str
+    threads: Count
+    precision: dict[str, str]
+    files: dict[str, str]
+    versions: dict[str, str]
+
+    @property
+    def file_name(self) -> str:
+        """The table's file in the bundle's folder of tables."""
+        name = f"{self.provider} {self.device} {self.threads} threads"
+        return f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+
+
+class StepCurve(_Model):
+    """Steps of so many requests over a cache of so many tokens.
+
+    Attributes:
+        requests: R; all verify equally many tokens.
+        context_length: Cached tokens of each request that attention reads.
+        sample_batch_tokens: Verified tokens N of all requests together, anchors included, rising from R.
+        sample_steps_per_sec: Steps of so many tokens a second, the median of several.
+    """
+
+    requests: Count
+    context_length: Count
+    sample_batch_tokens: tuple[Count, ...] = Field(min_length=1)
+    sample_steps_per_sec: tuple[Positive, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StepCurve":
+        tokens = self.sample_batch_tokens
+        if len(tokens) != len(self.sample_steps_per_sec):
+            raise ValueError("sample_batch_tokens and sample_steps_per_sec must be equally long")
+        if tokens[0] != self.requests or any(later <= earlier for earlier, later in pairwise(tokens)):
+            raise ValueError("sample_batch_tokens must rise, from requests on")
+        return self
+
+
+class CostTable(_Model):
+    """What was measured.
+
+    Attributes:
+        key: What it holds for.
+        max_batch_tokens: The largest N of a step.
+        curves: Steps, at the smallest context for 1 request and more, at longer ones for 1 request.
+        draft_requests: Requests R of a draft, rising from 1.
+        sample_drafts_per_sec: Drafts of so many requests a second, the median of several.
+    """
+
+    schema_version: Literal[1] = 1
+    key: CostKey
+    max_batch_tokens: Count
+    curves: tuple[StepCurve, ...] = Field(min_length=1)
+    draft_requests: tuple[Count, ...] = Field(min_length=1)
+    sample_drafts_per_sec: tuple[Positive, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CostTable":
+        if len(self.draft_requests) != len(self.sample_drafts_per_sec):
+            raise ValueError("draft_requests and sample_drafts_per_sec must be equally long")
+        alone = [curve for curve in self.curves if curve.requests == 1]
+        if not alone or self.draft_requests[0] != 1:
+            raise ValueError("curves and draft_requests must begin with 1 request")
+        if len({len(curve.sample_batch_tokens) for curve in alone}) > 1:
+            raise ValueError("the curves of 1 request must have the same sample_batch_tokens")
+        return self
+
+    @property
+    def max_requests(self) -> int:
+        """The most requests of a step that was measured."""
+        return max(curve.requests for curve in self.curves)
+
+
+class CostModel:
+    """What any round costs, by interpolation in a table.
+
+    Between numbers of requests it interpolates at equally many tokens a request. Attention's time is linear in the
+    context, so that what more context costs is taken from steps of one request, for each request once.
+
+    Args:
+        table: The measurements.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self._drafts = np.array(table.draft_requests), 1 / np.array(table.sample_drafts_per_sec)
+        self._context = min(curve.context_length for curve in table.curves)
+        self._rows = {
+            curve.requests: _per_request(curve)
+            for curve in sorted(table.curves, key=lambda curve: curve.requests)
+            if curve.context_length == self._context
+        }
+        tokens, near = self._rows[1]
+        last = max((curve for curve in table.curves if curve.requests == 1), key=lambda curve: curve.context_length)
+        rise = np.maximum(_per_request(last)[1] - near, 0)
+        self._context_slope = tokens, rise / max(last.context_length - self._context, 1)
+        self._curve = lru_cache(256)(self._interpolated)
+
+    def step_seconds(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
+        """Time ``[draft_tokens + 1]`` of a step that verifies 0, 1, … draft tokens beside each request's anchor."""
+        return self._curve(requests, -(-context_length // CONTEXT_STEP) * CONTEXT_STEP, draft_tokens)
+
+    def draft_seconds(self, requests: int) -> float:
+        """Time of drafting for so many requests."""
+        return float(np.interp(requests, *self._drafts))
+
+    def _interpolated(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
+        tokens = 1 + np.arange(draft_tokens + 1) / requests  # of each request
+        measured = np.array(list(self._rows))
+        place = float(np.interp(requests, measured, np.arange(len(measured))))
+        below, above = (
+            np.interp(tokens, *self._rows[int(measured[index])]) for index in (int(place), int(np.ceil(place)))
+        )
+        seconds = below + (place - int(place)) * (above - below)
+        more = max(context_length - self._context, 0)
+        return np.asarray(seconds + requests * more * np.interp(tokens, *self._context_slope))
+
+
+def _per_request(curve: StepCurve) -> tuple[Floats, Floats]:
+    """Tokens a request, and the step's seconds made monotone: a step cannot take less time for more tokens."""
+    seconds = 1 / np.array(curve.sample_steps_per_sec)
+    rising = np.maximum.accumulate(seconds) + np.minimum.accumulate(seconds[::-1])[::-1]
+    return np.array(curve.sample_batch_tokens) / curve.requests, rising / 2
+
+
+def cost_key(bundle: Bundle, provider: Provider, threads: int | None) -> CostKey:
+    """What a table measured here and now would hold for.
+
+    Args:
+        bundle: The bundle.
+        provider: What runs its graphs.
+        threads: Host threads; None stands for one a core.
+    """
+    return CostKey(
+        device=processor(),
+        provider=provider.name,
+        threads=threads or os.cpu_count() or 1,
+        precision={name: str(info) for name, info in bundle.manifest.precision.items()},
+        files=confidence_files(bundle.manifest),
+        versions={"dspark-onnx": version("dspark-onnx"), "onnxruntime": onnxruntime_version()},
+    )
+
+
+def cost_file(bundle: Bundle, key: CostKey) -> Path:
+    """Where the table of this key lies."""
+    return bundle.file(COST_FOLDER) / key.file_name
+
+
+def read_costs(bundle: Bundle, key: CostKey, requests: int) -> CostTable | None:
+    """Reads the table that was measured on this device; None if there is none.
+
+    Args:
+        bundle: The bundle.
+        key: What it has to hold for.
+        requests: Requests of a step that it has to know.
+
+    Raises:
+        BundleError: The file is damaged, of another version, holds for something else or for fewer requests.
+    """
+    file = cost_file(bundle, key)
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(f"{file}: cannot be read: {error}") from error
+    try:
+        found = SchemaVersion.model_validate_json(content).schema_version
+        if found != COST_VERSION:
+            raise BundleError(f"{file}: schema version {found}; this runtime reads {COST_VERSION}")
+        table = CostTable.model_validate_json(content)
+    except ValidationError as error:
+        raise BundleError(f"{file}: {first_problem(error)}") from error
+    here, there = _flat(key), _flat(table.key)
+    for name in sorted({*here, *there}):
+        if here.get(name) != there.get(name):
+            raise BundleError(f"{file}: was measured with {name} {there.get(name)}; here it is {here.get(name)}")
+    if table.max_requests < requests:
+        raise BundleError(f"{file}: was measured with {table.max_requests} requests at most; there can be {requests}")
+    return table
+
+
+def write_costs(bundle: Bundle, table: CostTable) -> Path:
+    """Writes a table into the bundle and returns where.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    file = cost_file(bundle, table.key)
+    file.parent.mkdir(exist_ok=True)
+    write_whole(file, f"{table.model_dump_json(indent=2)}\n".encode())
+    return file
+
+
+def _flat(key: CostKey) -> dict[str, str]:
+    """The key's fields, those of its dictionaries one by one."""
+    flat: dict[str, str] = {}
+    for name, value in key:
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        flat |= {f"{name} {part}".strip(): str(each) for part, each in parts}
+    return flat

@@ -1,0 +1,244 @@
+"""Measures what steps and drafts cost: whole by ``dspark-run profile``, briefly when a bundle comes without a table.
+
+Steps run on a cache that only claims to hold text, since time does not depend on what tokens mean. All shapes take
+turns, so that a slow moment of the machine does not fall on one of them alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from time import perf_counter
+
+import numpy as np
+
+from dspark.providers import Provider, Session
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.cost import CostKey, CostTable, StepCurve, cost_file, cost_key, read_costs, write_costs
+from dspark.runtime.drafting import Drafter, DraftInput, make_drafter
+from dspark.runtime.errors import BundleError
+from dspark.runtime.options import SpeculationPlan
+from dspark.runtime.target import TARGET, Target, TokenRun
+
+__all__ = ["Grid", "Profile", "StepShape", "brief_grid", "find_costs", "full_grid", "measure", "outliers"]
+
+NEAR, FAR = 128, 1024
+"""Contexts that are measured."""
+BRIEF_SECONDS = 4.0
+FEWEST_REPEATS = 2
+
+
+@dataclass(frozen=True, order=True)
+class StepShape:
+    """A kind of step.
+
+    Attributes:
+        requests: R.
+        context_length: Cached tokens of each request.
+        tokens: Verified tokens of each request, the anchor included.
+    """
+
+    requests: int
+    context_length: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured.
+
+    Attributes:
+        requests: R, rising from 1.
+        tokens: Verified tokens of each request, rising from 1.
+        repeats: Times that everything is measured.
+        seconds: After so many seconds fewer times will do.
+    """
+
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+    repeats: int
+    seconds: float = float("inf")
+
+
+def full_grid(max_requests: int, draft_length: int, repeats: int) -> Grid:
+    """For ``dspark-run profile``: R doubles, every length of a draft up to 8 and some beyond."""
+    doubled = [1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests]
+    lengths = {*range(1, min(draft_length, 8) + 1), *range(12, draft_length, 4), draft_length + 1}
+    return Grid((*doubled, max_requests), tuple(sorted(lengths)), repeats)
+
+
+def brief_grid(max_requests: int, draft_length: int) -> Grid:
+    """For a bundle that is loaded without a table."""
+    requests = sorted({1, round(max_requests**0.5), max_requests})
+    tokens = sorted({1, 2, min(3, draft_length + 1), draft_length // 2 + 1, draft_length + 1})
+    return Grid(tuple(requests), tuple(tokens), 5, BRIEF_SECONDS)
+
+
+@dataclass
+class Profile:
+    """Measured times in seconds.
+
+    Attributes:
+        steps: Of steps, by shape.
+        drafts: Of drafts, by the number of requests.
+    """
+
+    steps: defaultdict[StepShape, list[float]] = field(default_factory=lambda: defaultdict(list))
+    drafts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def table(self, key: CostKey) -> CostTable:
+        """The medians."""
+        curves: defaultdict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+        for shape, times in sorted(self.steps.items()):
+            curves[shape.requests, shape.context_length].append((shape.requests * shape.tokens, 1 / median(times)))
+        return CostTable(
+            key=key,
+            max_batch_tokens=max(shape.requests * shape.tokens for shape in self.steps),
+            curves=tuple(
+                StepCurve(
+                    requests=requests,
+                    context_length=context,
+                    sample_batch_tokens=tuple(tokens for tokens, _ in points),
+                    sample_steps_per_sec=tuple(rate for _, rate in points),
+                )
+                for (requests, context), points in curves.items()
+            ),
+            draft_requests=tuple(sorted(self.drafts)),
+            sample_drafts_per_sec=tuple(1 / median(times) for _, times in sorted(self.drafts.items())),
+        )
+
+
+def outliers(times: list[float]) -> list[float]:
+    """Those further than 1.5 times the distance between the quartiles from the nearer quartile (Tukey)."""
+    if len(times) < 2:
+        return []
+    low, _, high = quantiles(times, method="inclusive")
+    margin = 1.5 * (high - low)
+    return [time for time in times if not low - margin <= time <= high + margin]
+
+
+def measure(
+    bundle: Bundle, sessions: Mapping[str, Session], grid: Grid, advance: Callable[[], None] = lambda: None
+) -> Profile:
+    """Measures steps of all requests at a short context, of one request at a long one too, and drafts.
+
+    Args:
+        bundle: A bundle with a drafter.
+        sessions: Its graphs.
+        grid: What to measure.
+        advance: Called after every repetition, the first one included, which only warms up.
+    """
+    room = bundle.manifest.target.context_length
+    near = _Bench(bundle, sessions, grid.requests[-1], min(NEAR, room))
+    far = _Bench(bundle, sessions, 1, min(FAR, room))
+    profile, start = Profile(), perf_counter()
+    for repeat in range(grid.repeats + 1):
+        if repeat > FEWEST_REPEATS and perf_counter() - start > grid.seconds:
+            break
+        measured = Profile()
+        for requests in grid.requests:
+            near.steps(requests, grid.tokens, measured)
+            near.draft(requests, measured)
+        if far.context_length > near.context_length:
+            far.steps(1, grid.tokens, measured)
+        if repeat:  # a shape's first call is slow
+            for shape, times in measured.steps.items():
+                profile.steps[shape] += times
+            for requests, times in measured.drafts.items():
+                profile.drafts[requests] += times
+        advance()
+    return profile
+
+
+def find_costs(
+    plan: SpeculationPlan | None,
+    bundle: Bundle,
+    provider: Provider,
+    threads: int | None,
+    requests: int,
+    graphs: Callable[[], Mapping[str, Session]],
+    notify: Callable[[str], None],
+) -> CostTable | None:
+    """The table that was measured for this bundle on this device, or else one that is measured now and kept.
+
+    Args:
+        plan: How to speculate; None is returned for one whose scheduler does not ask what steps cost.
+        bundle: The bundle.
+        provider: What runs its graphs.
+        threads: Host threads.
+        requests: Requests that run at once at most.
+        graphs: Gives its graphs, if they are needed.
+        notify: Told why it takes longer, and why a table could not be used or kept.
+    """
+    if plan is None or not plan.needs_costs:
+        return None
+    key = cost_key(bundle, provider, threads)
+    try:
+        table = read_costs(bundle, key, requests)
+    except BundleError as error:
+        notify(f"{error}; measuring anew")
+        table = None
+    if table is not None:
+        return table
+    notify(f"Measuring briefly what steps cost on this device: {cost_file(bundle, key)}")
+    table = measure(bundle, graphs(), brief_grid(requests, plan.draft_length)).table(key)
+    try:
+        write_costs(bundle, table)
+    except OSError as error:
+        notify(f"The measurement cannot be kept: {error}")
+    return table
+
+
+class _Bench:
+    """Steps and drafts over a cache that claims to be full.
+
+    Args:
+        bundle: A bundle with a drafter.
+        sessions: Its graphs.
+        slots: The most requests.
+        context_length: Tokens that the cache holds of each.
+
+    Attributes:
+        context_length: Its capacity, which is rounded up.
+    """
+
+    def __init__(self, bundle: Bundle, sessions: Mapping[str, Session], slots: int, context_length: int) -> None:
+        manifest, clock = bundle.manifest, PhaseClock()
+        assert manifest.drafter is not None
+        self._cache = KeyValueCache([manifest.target.cache, manifest.drafter.cache], slots)
+        self._cache.reserve(context_length)
+        self.context_length = self._cache.capacity
+        self._target = Target(sessions["target"], manifest, self._cache, clock, drafting=True)
+        self._drafter: Drafter = make_drafter(bundle, sessions, self._cache, clock)
+        self._begin(slots)
+        self._input = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
+
+    def steps(self, requests: int, tokens: tuple[int, ...], profile: Profile) -> None:
+        """Measures a step of each length."""
+        for count in tokens:
+            profile.steps[StepShape(requests, self.context_length, count)].append(self._step(requests, count))
+
+    def draft(self, requests: int, profile: Profile) -> None:
+        """Measures a draft after a step, as in generation."""
+        self._begin(requests)  # the drafter has only this step's tokens to take
+        self.steps(requests, (1,), profile)
+        start = perf_counter()
+        self._drafter.propose([self._input] * requests)
+        profile.drafts[requests].append(perf_counter() - start)
+
+    def _begin(self, requests: int) -> None:
+        for slot in range(requests):
+            self._drafter.begin(slot)
+
+    def _step(self, requests: int, count: int) -> float:
+        """Time of verifying ``count`` tokens of each request, choosing the likeliest and keeping one."""
+        self._cache.lengths[:] = self.context_length - 1
+        start = perf_counter()
+        verification = self._target.verify([TokenRun([0] * count, self.context_length)] * requests)
+        verification.logits.argmax(axis=1)
+        for slot in range(requests):
+            self._cache.append(TARGET, slot, verification.rows[:, :, slot, :, :1])
+            self._drafter.commit(slot, verification, slot, [0])
+        return perf_counter() - start

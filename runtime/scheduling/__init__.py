@@ -1,0 +1,1 @@
+"""Schedulers: whether a round drafts, and how many draft tokens of each request it verifies."""

@@ -1,0 +1,99 @@
+"""Schedulers that know what a step costs on this device."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.runtime.rounds import Round
+from dspark.runtime.scheduling.pause import DraftPause
+from dspark.runtime.scheduling.rates import AcceptanceRates
+from dspark.runtime.scheduling.scheduler import Batch, Scheduler
+from dspark.runtime.scheduling.search import Candidates, best_count, best_plan, survivals
+
+__all__ = ["AsyncHardwareScheduler", "HardwareScheduler", "RoundCosts"]
+
+Floats = NDArray[np.float64]
+BUDGET_AGE = 2
+"""Rounds between the confidences that a budget comes from and its use, as in the paper's serving system."""
+
+
+class RoundCosts(Protocol):
+    """What a round costs, in seconds."""
+
+    def step_seconds(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
+        """Time ``[draft_tokens + 1]`` of a step that verifies 0, 1, … draft tokens beside each request's anchor."""
+
+    def draft_seconds(self, requests: int) -> float:
+        """Time of drafting for so many requests."""
+
+
+class HardwareScheduler(Scheduler):
+    """Verifies the prefixes that promise most tokens a second, and drafts as long as that beats plain decoding.
+
+    Args:
+        costs: What a round costs.
+        rates: Stand in for confidences; None if there is a confidence head.
+    """
+
+    def __init__(self, costs: RoundCosts, rates: AcceptanceRates | None) -> None:
+        self._costs = costs
+        self._rates = rates
+        self._pause = DraftPause()
+        self._cost = 1.0
+
+    def drafts(self, batch: Batch) -> bool:
+        """Not while drafting pauses because it did not pay."""
+        return super().drafts(batch) and self._pause.over()
+
+    def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
+        """Chooses prefix lengths by survival and cost."""
+        if self._rates is not None:
+            confidence = np.tile(self._rates.values, (batch.requests, 1))
+        assert confidence is not None, "a bundle without a confidence head needs rates"
+        steps = self._costs.step_seconds(batch.requests, batch.context_length, int(batch.limits.sum()))
+        seconds = steps + self._costs.draft_seconds(batch.requests)
+        lengths = self._plan(survivals(confidence), batch, seconds)
+        if self._rates is not None:  # the rates of what is never verified would never change
+            lengths = np.maximum(lengths, np.minimum(batch.limits, 1))
+        self._cost = float(seconds[lengths.sum()] / steps[0])
+        return lengths
+
+    def observe(self, rounds: Sequence[Round]) -> None:
+        """Learns what the draft gave."""
+        if not rounds:  # every request failed
+            return
+        self._pause.record(1 + sum(each.accepted for each in rounds) / len(rounds), self._cost)
+        if self._rates is not None:
+            self._rates.update(rounds)
+
+    def _plan(self, survival: Floats, batch: Batch, seconds: Floats) -> NDArray[np.int64]:
+        return best_plan(survival, batch, seconds)
+
+
+class AsyncHardwareScheduler(HardwareScheduler):
+    """Takes its budget from an older round, by a search without constraint, and spends it in order of survival now.
+
+    Costs with jumps, which end Algorithm 1 too early, do not matter to such a search, and what earlier rounds say of a
+    token of this one cannot bend its distribution. The first rounds are planned as ``HardwareScheduler`` does.
+
+    Args:
+        costs: What a round costs.
+        rates: Stand in for confidences; None if there is a confidence head.
+    """
+
+    def __init__(self, costs: RoundCosts, rates: AcceptanceRates | None) -> None:
+        super().__init__(costs, rates)
+        self._budgets: deque[float] = deque(maxlen=BUDGET_AGE)
+
+    def _plan(self, survival: Floats, batch: Batch, seconds: Floats) -> NDArray[np.int64]:
+        candidates = Candidates.of(survival, batch.limits)
+        drafting = int(np.count_nonzero(batch.limits))
+        budget = self._budgets[0] if len(self._budgets) == BUDGET_AGE else None
+        # A request's share, since requests come and go meanwhile.
+        self._budgets.append(best_count(candidates.tokens(batch.requests), seconds) / drafting)
+        if budget is None:
+            return super()._plan(survival, batch, seconds)
+        return candidates.lengths(round(budget * drafting))

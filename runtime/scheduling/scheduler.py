@@ -1,0 +1,86 @@
+"""What a scheduler is, and the two that know neither hardware nor history.
+
+A decision may see anything of earlier rounds and of other requests, but of a request's own draft only tokens before the
+one it is about; then it does not bend the output's distribution (SEMANTICS: hardware-aware prefix scheduler).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.runtime.rounds import Round
+
+__all__ = ["Batch", "FixedScheduler", "Scheduler", "ThresholdScheduler"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The R requests of a round.
+
+    Attributes:
+        limits: Draft tokens that each can use at most, int64 ``[R]``.
+        greedy: Whether each takes its likeliest tokens, so that its output does not depend on the schedule, ``[R]``.
+        context_length: Cached tokens that the step's attention reads of each request, padding included.
+    """
+
+    limits: NDArray[np.int64]
+    greedy: NDArray[np.bool_]
+    context_length: int
+
+    @property
+    def requests(self) -> int:
+        """R."""
+        return len(self.limits)
+
+
+class Scheduler(ABC):
+    """Decides for one engine, round after round."""
+
+    def drafts(self, batch: Batch) -> bool:
+        """Whether the round drafts at all; called once a round."""
+        return bool(batch.limits.any())
+
+    @abstractmethod
+    def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
+        """Chooses how many draft tokens of each request are verified.
+
+        Args:
+            confidence: Probability ``[R, γ]`` that a token survives if all before it did; None without a confidence
+                head.
+            batch: The requests.
+
+        Returns:
+            int64 ``[R]``, between 0 and the limits.
+        """
+
+    def observe(self, rounds: Sequence[Round]) -> None:  # noqa: B027 - most schedulers have no memory
+        """Learns what became of the drafts of the round that was scheduled last."""
+
+
+class FixedScheduler(Scheduler):
+    """Verifies the same number of tokens always."""
+
+    def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
+        """Returns the limits."""
+        return batch.limits
+
+
+@dataclass(frozen=True)
+class ThresholdScheduler(Scheduler):
+    """Cuts before the first token whose confidence is below a constant.
+
+    Attributes:
+        threshold: The constant, a probability.
+    """
+
+    threshold: float
+
+    def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
+        """Returns the lengths of the confident prefixes, at most the limits."""
+        assert confidence is not None, "the options refuse this scheduler for bundles without a confidence head"
+        confident = np.logical_and.accumulate(confidence >= self.threshold, axis=1)
+        lengths: NDArray[np.int64] = confident.sum(axis=1)
+        return np.minimum(lengths, batch.limits)
