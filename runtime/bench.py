@@ -213,11 +213,11 @@ def run_benchmark(
     plan, provider = options.resolve(manifest), find_provider("cpu")
     names = ["target"] if plan is None else list(manifest.precision)
     sessions = open_sessions(bundle, provider, names, threads, check_hashes=None)
-    limit = manifest.target.context_length
+    limit, calibration = manifest.target.context_length, read_calibration(bundle)
     ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
     if plan is not None:
         costs = find_costs(plan, bundle, provider, threads, 1, lambda: sessions, notices(console))
-        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle), costs)
+        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0

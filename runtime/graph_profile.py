@@ -94,12 +94,13 @@ def profile_graphs(
     manifest = bundle.manifest
     plan, provider = options.resolve(manifest), find_provider("cpu")
     names = ["target"] if plan is None else list(manifest.precision)
+    calibration = read_calibration(bundle)
     # Steps are measured without a profiler, which would slow them down.
     unprofiled = partial(open_sessions, bundle, provider, names, threads, check_hashes=None)
     costs = find_costs(plan, bundle, provider, threads, 1, unprofiled, notices(console))
     sessions = load_graphs(bundle, provider, provider.profile, names, threads, check_hashes=None)
     limit = manifest.target.context_length
-    inference = DSparkInference(bundle, sessions, options, 1, limit, read_calibration(bundle), costs)
+    inference = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(rows, description="Profiling"):

@@ -10,6 +10,7 @@ import pytest
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime.bundle import CacheForm
+from tests.costs import write_flat_costs
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,10 @@ a: """
 
 @pytest.fixture(scope="session")
 def golden_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Exports a golden target (``*_target``, without a drafter) or drafter (with ``qwen3_target``), each form once."""
+    """Exports a golden target (``*_target``, without a drafter) or drafter (with ``qwen3_target``), each form once.
+
+    Its table of costs says that verifying costs nothing, so that whole drafts are verified, however fast this machine.
+    """
     root = tmp_path_factory.mktemp("golden")
 
     @cache
@@ -31,6 +35,7 @@ def golden_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         target, drafter = (name, None) if name.endswith("_target") else ("qwen3_target", GOLDEN / name)
         output = root / cache_form / name
         export_bundle(prepare(GOLDEN / target, drafter, output, cache_form=cache_form))
+        write_flat_costs(output)
         return output
 
     def bundle(name: str, cache_form: CacheForm = "in-place") -> Path:
@@ -50,6 +55,7 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     def bundle(name: str) -> Path:
         drafter = None if name == "qwen3_target" else GOLDEN / name
         export_bundle(prepare(target, drafter, root / "bundles" / name))
+        write_flat_costs(root / "bundles" / name)
         return root / "bundles" / name
 
     return bundle

@@ -63,7 +63,7 @@ class Recorder:
     def model(self, options: SpeculationOptions | None = None, batch_size: int = 1) -> DSparkInference:
         """The runtime over these graphs."""
         limit = self.bundle.manifest.target.context_length
-        return DSparkInference(self.bundle, self._sessions, options or SpeculationOptions(), batch_size, limit)
+        return DSparkInference(self.bundle, self._sessions, options or SpeculationOptions("fixed"), batch_size, limit)
 
     def outputs(self, graph: str) -> list[Mapping[str, Array]]:
         """What the calls of a graph wrote."""
@@ -123,7 +123,8 @@ class Pair:
     ) -> list[Completion]:
         """Greedy completions of the runtime."""
         self.graphs.calls.clear()
-        model = self.graphs.model(SpeculationOptions(confidence_threshold=threshold), batch_size)
+        options = SpeculationOptions("fixed" if threshold is None else "threshold", confidence_threshold=threshold)
+        model = self.graphs.model(options, batch_size)
         return model.generate(prompts, SamplingParams(max_new_tokens=count))
 
 

@@ -43,7 +43,8 @@ def test_speculative_decoding(
     name: str, key: str, batch_size: int, cache_form: CacheForm, golden_bundle: Callable[..., Path]
 ) -> None:
     cases = golden(name)[key]
-    options = SpeculationOptions(confidence_threshold=THRESHOLDS[key])
+    threshold = THRESHOLDS[key]
+    options = SpeculationOptions("fixed" if threshold is None else "threshold", confidence_threshold=threshold)
     bundle = golden_bundle(name, cache_form)
     model = DSparkInference.load(bundle, threads=1, batch_size=batch_size, options=options)
     completions = model.generate([case["prompt"] for case in cases], SamplingParams(max_new_tokens=NEW_TOKENS))

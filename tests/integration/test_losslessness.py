@@ -154,7 +154,7 @@ def p_values(inference: DSparkInference, names: Sequence[str], exact: Exact, cou
 
 
 THRESHOLD = SpeculationOptions(confidence_threshold=0.6)
-SHORT = SpeculationOptions(max_draft_tokens=2)
+SHORT = SpeculationOptions("fixed", max_draft_tokens=2)
 OFF = SpeculationOptions("off")
 
 

@@ -14,6 +14,7 @@ from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationO
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.inference import open_sessions
+from dspark.runtime.options import SchedulerName
 from dspark.runtime.target import Target, TokenRun
 from tests.graph_host import Host
 
@@ -65,10 +66,12 @@ def test_greedy_output_equals_plain_decoding(bundle: Path) -> None:
     asked, params = prompts(100), SamplingParams(max_new_tokens=32)
     plain = DSparkInference.load(bundle, options=SpeculationOptions("off"))
     expected = plain.generate(asked, params)
-    for name in ("fixed", "threshold"):
+    names: tuple[SchedulerName, ...] = ("fixed", "threshold", "hardware", "hardware-async")
+    for name in names:
         found = DSparkInference.load(bundle, options=SpeculationOptions(name)).generate(asked, params)
         accepted = sum(sum(done.stats.accepted_lengths) for done in found)
-        assert accepted > 300, "the drafter must have been of use"
+        # How much is worth verifying on this machine is for the hardware schedulers to say.
+        assert accepted > 300 or name.startswith("hardware"), "the drafter must have been of use"
         for prompt, before, after in zip(asked, expected, found, strict=True):
             if before.token_ids != after.token_ids:
                 assert bundle.name == "fp32", prompt  # int8 is exact

@@ -14,7 +14,7 @@ from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptio
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.inference import open_sessions
 
-__all__ = ["DRAFTERS", "PROMPTS", "Tamper", "ids", "load", "outcome", "tampered"]
+__all__ = ["DRAFTERS", "PROMPTS", "Tamper", "ids", "load", "outcome", "tampered", "whole_drafts"]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPTS: list[list[int]] = [
@@ -35,8 +35,14 @@ def ids(text: str) -> list[int]:
 def load(
     bundle: Path, batch_size: int = 1, options: SpeculationOptions | None = None, **arguments: Any
 ) -> DSparkInference:
-    """Loads a bundle on one thread."""
+    """Loads a bundle on one thread; whole drafts are verified if nothing else is asked for."""
+    options = options or whole_drafts(Bundle.open(bundle))
     return DSparkInference.load(bundle, threads=1, batch_size=batch_size, options=options, **arguments)
+
+
+def whole_drafts(bundle: Bundle) -> SpeculationOptions:
+    """Options with which nothing depends on how fast this machine is."""
+    return SpeculationOptions("off" if bundle.manifest.drafter is None else "fixed")
 
 
 def tampered(
@@ -55,7 +61,7 @@ def tampered(
         for name, session in open_sessions(opened, find_provider("cpu"), list(manifest.precision), 1, None).items()
     }
     limit = manifest.target.context_length
-    options = options or SpeculationOptions()
+    options = options or whole_drafts(opened)
     return DSparkInference(Bundle(bundle, manifest), sessions, options, batch_size, limit, settings=settings)
 
 

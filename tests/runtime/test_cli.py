@@ -255,7 +255,7 @@ def test_bad_options_are_one_line_and_exit_code_1(arguments: list[str], message:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--scheduler", "sideways", "'fixed', 'threshold', 'off'"),
+        ("--scheduler", "sideways", "'threshold', 'fixed', 'off'"),
         ("--top-k", "many", "integer"),
         ("--max-new-token", "3", "--max-new-tokens"),
     ],

@@ -24,7 +24,7 @@ GoldenBundle = Callable[[str], Path]
 
 OFF = SpeculationOptions("off")
 THRESHOLD = SpeculationOptions(confidence_threshold=0.6)
-SHORT = SpeculationOptions(max_draft_tokens=2)
+SHORT = SpeculationOptions("fixed", max_draft_tokens=2)
 LOADED = [
     pytest.param("dspark_vanilla", None, id="vanilla"),
     pytest.param("dspark_vanilla", THRESHOLD, id="vanilla-threshold"),

@@ -186,8 +186,14 @@ def test_settings_that_do_not_exist_cannot_be_made(options: dict[str, float]) ->
         ({"threads": 0}, "threads is 0; it must be from 1 to"),
         ({"max_sequence_length": 1}, "max_sequence_length is 1; this model allows 2 to 512"),
         ({"max_sequence_length": 513}, "max_sequence_length is 513; this model allows 2 to 512"),
-        ({"options": SpeculationOptions(max_draft_tokens=0)}, "max_draft_tokens is 0; this drafter allows 1 to 5"),
-        ({"options": SpeculationOptions(max_draft_tokens=6)}, "max_draft_tokens is 6; this drafter allows 1 to 5"),
+        (
+            {"options": SpeculationOptions("fixed", max_draft_tokens=0)},
+            "max_draft_tokens is 0; this drafter allows 1 to 5",
+        ),
+        (
+            {"options": SpeculationOptions("fixed", max_draft_tokens=6)},
+            "max_draft_tokens is 6; this drafter allows 1 to 5",
+        ),
         ({"options": SpeculationOptions(confidence_threshold=1.5)}, "confidence_threshold is 1.5; it is a probability"),
         ({"options": SpeculationOptions("fixed", confidence_threshold=0.5)}, "belongs to scheduler 'threshold'"),
         ({"options": SpeculationOptions("off", confidence_threshold=0.5)}, "belongs to scheduler 'threshold'"),
@@ -203,7 +209,7 @@ def test_options_that_a_bundle_cannot_follow(golden_bundle: GoldenBundle) -> Non
         with pytest.raises(RequestError, match=f"scheduler '{scheduler}' needs a drafter, and this bundle has none"):
             load(golden_bundle("qwen3_target"), options=SpeculationOptions(scheduler))  # type: ignore[arg-type]
     for name in ("dflash", "eagle3"):
-        with pytest.raises(RequestError, match="needs a confidence head, and this bundle has none; use 'fixed'"):
+        with pytest.raises(RequestError, match="needs a confidence head, and this bundle has none; use 'hardware'"):
             load(golden_bundle(name), options=SpeculationOptions("threshold"))
 
 

@@ -77,7 +77,7 @@ def test_confidences_are_those_of_the_reference(golden_bundle: GoldenBundle) -> 
 
 
 def test_what_no_draft_was_made_for_is_no_round(golden_bundle: GoldenBundle) -> None:
-    for options, count in ((SpeculationOptions("off"), 20), (SpeculationOptions(), 2)):
+    for options, count in ((SpeculationOptions("off"), 20), (SpeculationOptions("fixed"), 2)):
         model = load(golden_bundle("dspark_vanilla"), options=options)
         request = model.request(PROMPTS[0], SamplingParams(max_new_tokens=count))
         model.run([request])

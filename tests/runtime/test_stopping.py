@@ -39,7 +39,7 @@ class Model:
     def stopping_at(self, *tokens: int) -> DSparkInference:
         target = self.bundle.manifest.target.model_copy(update={"stop_token_ids": tokens})
         bundle = Bundle(self.bundle.path, self.bundle.manifest.model_copy(update={"target": target}))
-        return DSparkInference(bundle, self.sessions, SpeculationOptions(), 1, target.context_length)
+        return DSparkInference(bundle, self.sessions, SpeculationOptions("fixed"), 1, target.context_length)
 
 
 def rounds_of(completion: Completion) -> list[tuple[int, int]]:

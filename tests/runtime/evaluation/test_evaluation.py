@@ -29,7 +29,7 @@ from dspark.runtime.evaluation.figures import (
     sweep_figures,
 )
 from dspark.runtime.rounds import Round, RoundTable
-from dspark.runtime.scheduler import ThresholdScheduler
+from dspark.runtime.scheduling.scheduler import Batch, ThresholdScheduler
 from tests.runtime.command_line import Run
 from tests.runtime.evaluation.test_calibration import calibrated
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
@@ -234,9 +234,10 @@ def test_the_sweep_cuts_as_the_scheduler_does(
     table = whole_drafts(drafts)
     assert table.confidence is not None
     sweep = sweep_figures(table, np.array(temperatures))
+    everything = Batch(np.full(len(drafts), 4), np.ones(len(drafts), bool), 64)
     for index, threshold in enumerate(THRESHOLDS):
         probability = confidences(table.confidence, np.array(temperatures, np.float32))
-        kept = ThresholdScheduler(threshold).schedule(probability, np.full(len(drafts), 4)).tolist()
+        kept = ThresholdScheduler(threshold).schedule(probability, everything).tolist()
         accepted = [min(length, most) for length, (most, _) in zip(kept, drafts, strict=True)]
         assert sweep.verified_per_round[index] == pytest.approx(fmean(kept))
         assert sweep.acceptance_length[index] == pytest.approx(1 + fmean(accepted))
@@ -496,7 +497,7 @@ def test_speculation_is_as_in_generation(run: Run, golden_bundle: GoldenBundle, 
     bundle = golden_bundle("dspark_vanilla")
     arguments = ["--max-draft-tokens", "2", "--max-new-tokens", "30", "--json"]
     counts = json.loads(run("evaluate", bundle, "--input", prompts, *arguments).out)["pooled"]["counts"]
-    model = load(bundle, options=SpeculationOptions(max_draft_tokens=2))
+    model = load(bundle, options=SpeculationOptions("fixed", max_draft_tokens=2))
     stats = [each.stats for each in model.generate(PROMPTS, SamplingParams(max_new_tokens=30))]
     assert counts["verified"] == sum(sum(each.draft_lengths) for each in stats)
     assert counts["reached"][2:] == [0, 0, 0]
