@@ -17,8 +17,10 @@ from scipy import stats
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.acceptance import Sampler
+from dspark.runtime.options import SchedulerName
+from tests.costs import cost_table
 from tests.reference import ReferenceTarget
-from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, Arrays, ids, load, tampered
+from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, Arrays, ids, load, load_with_costs, tampered
 
 GoldenBundle = Callable[[str], Path]
 
@@ -180,11 +182,56 @@ def test_sampled_texts_have_the_targets_distribution(
     assert min(found.values()) > 1e-3, found
 
 
+def jagged(requests: int, tokens: int, context: int) -> float:
+    """Milliseconds of a step that jumps."""
+    return 10 + 0.3 * tokens + 4 * (tokens // (2 * requests))
+
+
+HARDWARE: list[tuple[str, SchedulerName]] = [
+    ("dspark_vanilla", "hardware"),
+    ("dspark_vanilla", "hardware-async"),
+    ("dspark_gated", "hardware"),
+    ("dflash", "hardware"),
+    ("eagle3", "hardware-async"),
+]
+
+
+def mixed_with_greedy(
+    inference: DSparkInference, names: Sequence[str], exact: Exact, count: int
+) -> tuple[dict[str, float], set[int]]:
+    """``p_values`` while greedy requests run beside, and the lengths of drafts that were verified."""
+    beside = [inference.request(PROMPTS[0], SamplingParams(max_new_tokens=100)) for _ in range(count // 10)]
+    for request in beside:
+        inference.engine.submit(request)
+    found = p_values(inference, names, exact, count)
+    return found, {length for request in beside for length in request.stats.draft_lengths}
+
+
+@pytest.mark.parametrize(("name", "scheduler"), HARDWARE)
+def test_knowing_the_hardware_does_not_change_the_distribution(
+    name: str, scheduler: SchedulerName, exact: Exact, golden_bundle: GoldenBundle
+) -> None:
+    inference = load_with_costs(golden_bundle(name), scheduler, cost_table(jagged, max_requests=32), 32)
+    found, lengths = mixed_with_greedy(inference, ["temperature 1", "top-k"], exact, 200)
+    assert min(found.values()) > 1e-3, found
+    assert len(lengths) > 2, "the scheduler must have had something to decide"
+
+
 def test_a_drafter_of_few_tokens_does_not_change_the_distribution(exact: Exact, tmp_path: Path) -> None:
     """Neither a reduced draft vocabulary nor the likeliest of each slot alone."""
     drafter = GOLDEN / "dspark_vanilla"
     export_bundle(prepare(GOLDEN / "qwen3_target", drafter, tmp_path / "few", draft_vocabulary=115, draft_top_k=6))
     found = p_values(load(tmp_path / "few", 64), list(SETTINGS), exact, 200)
+    assert min(found.values()) > 1e-3, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scheduler"), HARDWARE)
+def test_knowing_the_hardware_does_not_change_many_texts(
+    name: str, scheduler: SchedulerName, exact: Exact, golden_bundle: GoldenBundle
+) -> None:
+    inference = load_with_costs(golden_bundle(name), scheduler, cost_table(jagged, max_requests=16), 16)
+    found, _ = mixed_with_greedy(inference, list(SETTINGS), exact, 1000)
     assert min(found.values()) > 1e-3, found
 
 

@@ -14,7 +14,7 @@ from dspark.runtime.cli import main
 
 __all__ = ["Result", "Run", "runner"]
 
-COMPUTING = {"generate", "chat", "bench", "evaluate", "calibrate", "compare"}
+COMPUTING = {"generate", "chat", "bench", "profile", "evaluate", "calibrate", "compare"}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,23 @@ from numpy.typing import NDArray
 
 from dspark.providers import Call, Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
+from dspark.runtime.cost import CostTable
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.inference import open_sessions
+from dspark.runtime.options import SchedulerName
 
-__all__ = ["DRAFTERS", "PROMPTS", "Tamper", "ids", "load", "outcome", "tampered", "whole_drafts"]
+__all__ = [
+    "DRAFTERS",
+    "PROMPTS",
+    "Tamper",
+    "ids",
+    "load",
+    "load_with_costs",
+    "outcome",
+    "tampered",
+    "tampered_sessions",
+    "whole_drafts",
+]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPTS: list[list[int]] = [
@@ -45,6 +58,14 @@ def whole_drafts(bundle: Bundle) -> SpeculationOptions:
     return SpeculationOptions("off" if bundle.manifest.drafter is None else "fixed")
 
 
+def load_with_costs(bundle: Path, scheduler: SchedulerName, costs: CostTable, batch_size: int = 1) -> DSparkInference:
+    """Loads a bundle on one thread with a table of costs that need not be this machine's."""
+    opened = Bundle.open(bundle)
+    sessions = open_sessions(opened, find_provider("cpu"), list(opened.manifest.precision), 1, None)
+    limit = opened.manifest.target.context_length
+    return DSparkInference(opened, sessions, SpeculationOptions(scheduler), batch_size, limit, None, costs)
+
+
 def tampered(
     bundle: Path,
     tamper: Tamper,
@@ -56,13 +77,16 @@ def tampered(
     """Loads a bundle whose graphs' outputs are tampered with; ``target`` replaces fields of the manifest's target."""
     opened = Bundle.open(bundle)
     manifest = opened.manifest.model_copy(update={"target": opened.manifest.target.model_copy(update=target)})
-    sessions: dict[str, Session] = {
-        name: _TamperedSession(name, session, tamper)
-        for name, session in open_sessions(opened, find_provider("cpu"), list(manifest.precision), 1, None).items()
-    }
+    sessions = tampered_sessions(opened, tamper)
     limit = manifest.target.context_length
     options = options or whole_drafts(opened)
     return DSparkInference(Bundle(bundle, manifest), sessions, options, batch_size, limit, settings=settings)
+
+
+def tampered_sessions(bundle: Bundle, tamper: Tamper) -> dict[str, Session]:
+    """A bundle's graphs, tampered with."""
+    opened = open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None)
+    return {name: _TamperedSession(name, session, tamper) for name, session in opened.items()}
 
 
 def outcome(completion: Completion) -> tuple[Sequence[int], str | None, str, list[int], list[int]]:

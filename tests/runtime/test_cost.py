@@ -1,0 +1,282 @@
+"""Cost tables: measured, kept, refused, interpolated, shown."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dspark.providers import find_provider
+from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, cost_report, profiling
+from dspark.runtime.cost import (
+    COST_FOLDER,
+    CostKey,
+    CostModel,
+    CostTable,
+    StepCurve,
+    cost_file,
+    cost_key,
+    read_costs,
+    write_costs,
+)
+from dspark.runtime.profiling import Grid, brief_grid, full_grid, measure, outliers
+from tests.costs import cost_table
+from tests.runtime.command_line import Run
+from tests.runtime.golden_models import Arrays, tampered_sessions
+
+GoldenBundle = Callable[[str], Path]
+CPU = find_provider("cpu")
+
+
+@pytest.fixture
+def copied(golden_bundle: GoldenBundle, tmp_path: Path) -> Path:
+    """A bundle without a table."""
+    path = tmp_path / "bundle"
+    shutil.copytree(golden_bundle("dspark_vanilla"), path, ignore=shutil.ignore_patterns(COST_FOLDER))
+    return path
+
+
+def key_of(path: Path) -> CostKey:
+    return cost_key(Bundle.open(path), CPU, 1)
+
+
+# --- the file ---
+
+
+def test_a_table_comes_back_as_it_was(copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    assert read_costs(bundle, key, 1) is None
+    table = cost_table(key=key)
+    assert write_costs(bundle, table) == cost_file(bundle, key)
+    assert read_costs(bundle, key, 8) == table
+    stored = json.loads(cost_file(bundle, key).read_text())
+    assert stored["max_batch_tokens"] == 48
+    curve = next(curve for curve in stored["curves"] if (curve["requests"], curve["context_length"]) == (2, 128))
+    assert curve["sample_batch_tokens"] == [2, 4, 6, 8, 10, 12]
+    assert curve["sample_steps_per_sec"][1] == pytest.approx(1e3 / (5 + 2 + 0.5))
+
+
+def test_the_key_says_where_it_was_measured(copied: Path) -> None:
+    key = key_of(copied)
+    assert "cores" in key.device
+    assert key.threads == 1
+    assert set(key.versions) == {"dspark-onnx", "onnxruntime"}
+    assert {"target.onnx", "drafter.onnx", "head.onnx", "weights.bin"} <= set(key.files)
+    assert key.file_name == cost_key(Bundle.open(copied), CPU, 1).file_name
+    assert key.file_name != cost_key(Bundle.open(copied), CPU, 2).file_name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "Abacus, 1 cores"}, "was measured with device Abacus, 1 cores; here it is "),
+        ({"provider": "cuda"}, "was measured with provider cuda; here it is cpu"),
+        ({"threads": 3}, "was measured with threads 3; here it is 1"),
+        ({"precision": {"target": "int8"}}, "was measured with precision drafter None; here it is fp32"),
+        ({"files": {}}, "was measured with files drafter.onnx None; here it is "),
+        ({"versions": {"onnxruntime": "1.2", "dspark-onnx": "0.1.0"}}, "versions onnxruntime 1.2; here it is "),
+    ],
+)
+def test_a_table_from_elsewhere_is_refused(change: dict[str, object], message: str, copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    write_costs(bundle, cost_table(key=key))
+    foreign = cost_table(key=key.model_copy(update=change))
+    cost_file(bundle, key).write_text(foreign.model_dump_json())
+    with pytest.raises(BundleError) as raised:
+        read_costs(bundle, key, 1)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(f"{cost_file(bundle, key)}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("{", "Invalid JSON"),
+        ({"schema_version": 2}, "schema version 2; this runtime reads 1"),
+        ({"curves": []}, "curves: Tuple should have at least 1 item"),
+        ({"draft_requests": [2]}, "equally long"),
+        ({"extra": 1}, "extra: Extra inputs are not permitted"),
+    ],
+)
+def test_a_damaged_table_is_refused(change: str | dict[str, object], message: str, copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    file = write_costs(bundle, cost_table(key=key))
+    content = json.loads(file.read_text())
+    file.write_text(change if isinstance(change, str) else json.dumps(content | change))
+    with pytest.raises(BundleError, match=message):
+        read_costs(bundle, key, 1)
+
+
+def test_a_table_of_too_few_requests_is_refused(copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    write_costs(bundle, cost_table(max_requests=8, key=key))
+    with pytest.raises(BundleError, match="was measured with 8 requests at most; there can be 9"):
+        read_costs(bundle, key, 9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rates", "message"),
+    [((1, 2), (1.0,), "equally long"), ((2, 3), (1.0, 1.0), "must rise"), ((1, 1), (1.0, 1.0), "must rise")],
+)
+def test_a_curve_that_makes_no_sense(tokens: tuple[int, ...], rates: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepCurve(requests=1, context_length=64, sample_batch_tokens=tokens, sample_steps_per_sec=rates)
+
+
+# --- the model ---
+
+
+@pytest.mark.parametrize(("requests", "context"), [(1, 128), (2, 128), (3, 128), (5, 640), (8, 1024), (8, 4096)])
+def test_linear_costs_are_interpolated_exactly(requests: int, context: int) -> None:
+    found = CostModel(cost_table()).step_seconds(requests, context, requests * 5)
+    tokens = requests + np.arange(requests * 5 + 1)
+    np.testing.assert_allclose(found, 1e-3 * (5 + 0.5 * tokens + requests * context / 512))
+    assert CostModel(cost_table()).draft_seconds(requests) == pytest.approx(1e-3 * (0.5 + 0.1 * requests))
+
+
+def test_noise_does_not_make_more_tokens_cheaper() -> None:
+    generator = np.random.default_rng(0)
+    noisy = cost_table(lambda requests, tokens, context: 10 + 0.1 * tokens + generator.random())
+    for requests in range(1, 9):
+        assert (np.diff(CostModel(noisy).step_seconds(requests, 2048, 5 * requests)) >= 0).all()
+
+
+# --- measuring ---
+
+
+def test_what_is_measured_is_what_calls_take(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only graph calls move."""
+    now = 0.0
+
+    def take_time(graph: str, inputs: Arrays, outputs: Arrays) -> None:
+        nonlocal now
+        if graph == "target":
+            slow = 1000 if len(takes) == 17 else 0  # once
+            takes.append((inputs["pad_index"].shape[0], len(inputs["input_ids"])))
+            requests, tokens = takes[-1]
+            now += 10 + tokens + 0.01 * requests * inputs["past.0.key"].shape[2] + slow
+        else:
+            now += 2.0 if graph == "drafter" else 0.5
+
+    takes: list[tuple[int, int]] = []
+    monkeypatch.setattr(profiling, "perf_counter", lambda: now)
+    bundle = Bundle.open(copied)
+    grid = Grid(requests=(1, 3), tokens=(1, 2, 6), repeats=5)
+    profile = measure(bundle, tampered_sessions(bundle, take_time), grid)
+    assert {shape.tokens for shape in profile.steps} == {1, 2, 6}
+    assert {(shape.requests, shape.context_length) for shape in profile.steps} == {(1, 128), (3, 128), (1, 512)}
+    for shape, times in profile.steps.items():
+        tokens, requests = shape.requests * shape.tokens, shape.requests
+        expected = 10 + tokens + 0.01 * requests * shape.context_length
+        assert sorted(times)[: len(times) // 2 + 1] == pytest.approx([expected] * (len(times) // 2 + 1))
+    assert profile.drafts == {1: [2.5] * 5, 3: [2.5] * 5}
+    table = profile.table(key_of(copied))
+    assert table.max_batch_tokens == 18
+    seconds = CostModel(table).step_seconds(2, 320, 10)
+    np.testing.assert_allclose(seconds, 10 + np.arange(2, 13) + 0.01 * 2 * 320)
+    assert max(time for times in profile.steps.values() for time in outliers(times)) > 1000
+
+
+def test_grids() -> None:
+    assert full_grid(8, 7, 11) == Grid((1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8), 11)
+    assert full_grid(6, 15, 3).requests == (1, 2, 4, 6)
+    assert full_grid(1, 15, 3).tokens == (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+    assert brief_grid(1, 1).tokens == (1, 2)
+    for requests, length in ((1, 1), (2, 2), (8, 7), (64, 15)):
+        for grid in (full_grid(requests, length, 3), brief_grid(requests, length)):
+            assert (grid.requests[0], grid.requests[-1]) == (1, requests)
+            assert (grid.tokens[0], grid.tokens[-1]) == (1, length + 1)
+
+
+def test_outliers() -> None:
+    assert outliers([1.0]) == []
+    assert outliers([1.0, 1.1, 0.9, 1.05, 0.95, 3.0]) == [3.0]
+
+
+@pytest.mark.parametrize("name", ["dspark_vanilla", "dflash", "eagle3"])
+def test_a_bundle_without_a_table_measures_itself_once(name: str, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
+    path = shutil.copytree(golden_bundle(name), tmp_path / "new", ignore=shutil.ignore_patterns(COST_FOLDER))
+    told: list[str] = []
+
+    def load(batch_size: int) -> DSparkInference:
+        told.clear()
+        return DSparkInference.load(path, threads=1, batch_size=batch_size, notify=told.append)
+
+    model = load(4)
+    file = cost_file(Bundle.open(path), key_of(path))
+    assert told == [f"Measuring briefly what steps cost on this device: {file}"]
+    assert CostTable.model_validate_json(file.read_bytes()).max_requests == 4
+    assert model.generate(["the "], SamplingParams(max_new_tokens=8))[0].finish_reason == "length"
+    load(3)
+    assert told == []
+    load(6)
+    assert "4 requests at most; there can be 6; measuring anew" in told[0]
+    load(6)
+    assert told == []
+
+
+def test_another_versions_table_is_replaced(copied: Path) -> None:
+    bundle, key, told = Bundle.open(copied), key_of(copied), list[str]()
+    write_costs(bundle, cost_table(key=key))
+    old = cost_table(key=key.model_copy(update={"versions": {**key.versions, "onnxruntime": "1.2"}}))
+    cost_file(bundle, key).write_text(old.model_dump_json())
+    DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
+    assert "versions onnxruntime 1.2; here it is" in told[0]
+    assert told[0].endswith("; measuring anew")
+    assert read_costs(bundle, key, 1) not in (None, old)
+
+
+def test_where_nothing_can_be_written_only_the_table_is_lost(copied: Path) -> None:
+    (copied / COST_FOLDER).write_text("in the way")
+    told: list[str] = []
+    model = DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
+    assert told[-1].startswith("The measurement cannot be kept: ")
+    assert model.generate(["the "], SamplingParams(max_new_tokens=8))[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("flags", [["--scheduler", "off"], ["--scheduler", "fixed"], ["--confidence-threshold", "0.5"]])
+def test_who_does_not_ask_what_steps_cost_does_not_measure(flags: list[str], run: Run, copied: Path) -> None:
+    assert run("generate", copied, "--prompt", "the ", *flags).error == ""
+    assert not (copied / COST_FOLDER).exists()
+
+
+# --- the command ---
+
+
+def test_profile_writes_a_table_and_a_picture(run: Run, copied: Path) -> None:
+    result = run("profile", copied, "--max-requests", "2", "--repeats", "2")
+    assert (result.code, result.error) == (0, "")
+    bundle, key = Bundle.open(copied), key_of(copied)
+    table, file = read_costs(bundle, key, 2), cost_file(bundle, key)
+    assert table is not None
+    assert {(curve.requests, curve.context_length) for curve in table.curves} == {(1, 128), (2, 128), (1, 512)}
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert f"Written: {file}, and a picture beside it" in result.out
+    for text in ("Steps", "Drafts", "outliers"):
+        assert text in result.out
+    generated = run("generate", copied, "--prompt", "the ", "--batch-size", "2")
+    assert (generated.code, generated.error) == (0, "")
+
+
+def test_profile_without_matplotlib(run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_report, "find_spec", lambda _: None)
+    result = run("profile", copied, "--max-requests", "1", "--repeats", "1")
+    assert "no picture: pip install 'dspark-onnx[report]'" in result.out
+    assert [file.suffix for file in (copied / COST_FOLDER).iterdir()] == [".json"]
+    shown = run("profile", copied, "--max-requests", "1", "--repeats", "1", "--json")
+    assert CostTable.model_validate_json(shown.out) == read_costs(Bundle.open(copied), key_of(copied), 1)
+
+
+def test_what_cannot_be_profiled(run: Run, copied: Path, golden_bundle: GoldenBundle) -> None:
+    for arguments, message in (
+        ([copied, "--max-requests", "0"], "batch_size is 0"),
+        ([copied, "--repeats", "0"], "repeats is 0; it must be at least 1"),
+        ([golden_bundle("qwen3_target")], "has no drafter, so there is nothing to schedule"),
+    ):
+        result = run("profile", *arguments)
+        assert (result.code, result.out) == (1, "")
+        assert message in result.error
+    (copied / COST_FOLDER).write_text("in the way")
+    assert "the output cannot be written" in run("profile", copied, "--max-requests", "1", "--repeats", "1").error
