@@ -54,12 +54,14 @@ class Decoding:
         prefills: Prefill time, a request.
         tokens: Tokens emitted by the rounds.
         draft_lengths: Rounds by the number of draft tokens that they verified.
+        kinds: Time of the rounds by this number and by whether they drafted.
     """
 
     rounds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
     prefills: list[float] = field(default_factory=list)
     tokens: int = 0
     draft_lengths: Counter[int] = field(default_factory=Counter)
+    kinds: defaultdict[tuple[int, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def acceptance_length(self) -> float:
@@ -68,8 +70,13 @@ class Decoding:
 
     @property
     def per_token(self) -> float:
-        """Milliseconds a token: the median round over the tokens that a round emits."""
-        return self.phase("total") / self.acceptance_length
+        """Milliseconds a token; each round counts as the median one of its kind."""
+        return sum(median(times) * len(times) for times in self.kinds.values()) / self.tokens
+
+    @property
+    def drafting_share(self) -> float:
+        """Part of the rounds that drafted."""
+        return sum(len(times) for (_, drafted), times in self.kinds.items() if drafted) / len(self.rounds["total"])
 
     def phase(self, name: str) -> float:
         """Median time a round of one phase."""
@@ -83,6 +90,7 @@ class Decoding:
             "host_share": self.phase("host") / self.phase("total"),
             "prefill_milliseconds": median(self.prefills),
             "acceptance_length": self.acceptance_length,
+            "drafting_share": self.drafting_share,
             "draft_lengths": dict(sorted(self.draft_lengths.items())),
         }
 
@@ -135,7 +143,7 @@ class BenchReport:
             return None
         lengths = self.speculative.draft_lengths
         verify = sum(median(self.bare.verify[1 + length]) * count for length, count in lengths.items())
-        round_time = verify / lengths.total() + median(self.bare.draft)
+        round_time = verify / lengths.total() + median(self.bare.draft) * self.speculative.drafting_share
         return median(self.bare.plain) * self.speculative.acceptance_length / round_time
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,6 +175,7 @@ class BenchReport:
         table.add_row("host share", *[f"{d.phase('host') / d.phase('total'):.1%}" for d in present.values()])
         table.add_section()
         table.add_row("prefill, a request", *[f"{median(d.prefills):.1f}" for d in present.values()])
+        table.add_row("rounds that draft", *[f"{d.drafting_share:.0%}" for d in present.values()])
         table.add_row("acceptance length", *[f"{d.acceptance_length:.2f}" for d in present.values()])
         table.add_row("tokens a second", *[f"{1e3 / d.per_token:.1f}" for d in present.values()])
         console.print(table)
@@ -253,7 +262,9 @@ def _measure(inference: DSparkInference, request: Request, decoding: Decoding) -
         for name in PHASES:
             decoding.rounds[name].append(1e3 * spent[name])
         decoding.tokens += len(request.output_ids) - emitted
-        decoding.draft_lengths[request.stats.draft_lengths[-1]] += 1
+        length = request.stats.draft_lengths[-1]
+        decoding.draft_lengths[length] += 1
+        decoding.kinds[length, spent["draft"] > 0].append(1e3 * total)
     decoding.prefills.append(1e3 * (seconds["prefill"] - before_prefill))
 
 
