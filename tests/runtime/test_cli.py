@@ -161,6 +161,7 @@ def test_every_option_is_one_of_the_api(run: Run, vanilla: Path) -> None:
     ("flags", "drafted"),
     [
         ([], {5}),
+        (["--scheduler", "hardware-async"], {5}),
         (["--scheduler", "off"], {0}),
         (["--scheduler", "fixed", "--max-draft-tokens", "2"], {2}),
         (["--scheduler", "threshold"], {0, 1, 2, 3, 5}),
@@ -296,7 +297,7 @@ def test_no_bundle_is_exit_code_1(arguments: list[str], run: Run, tmp_path: Path
 def test_help(run: Run) -> None:
     listed = run("--help")
     assert listed.code == 0
-    for command in ("generate", "chat", "inspect", "bench", "evaluate", "calibrate"):
+    for command in ("generate", "chat", "inspect", "bench", "profile", "evaluate", "calibrate"):
         assert command in listed.out
         assert run(command, "--help").code == 0
 
@@ -382,6 +383,7 @@ def test_bench(name: str, run: Run, golden_bundle: GoldenBundle, tmp_path: Path)
     report = json.loads(run(*arguments, "--repeats", "2", "--json").out)
     assert (report["identical_outputs"], report["prompts"]) == (4, 4)
     assert report["plain"]["acceptance_length"] == 1
+    assert report["plain"]["drafting_share"] == 0
     phases = report["plain"]["milliseconds_per_round"]
     assert {"draft", "head", "verify", "schedule", "host", "total"} == set(phases)
     assert phases["draft"] == phases["head"] == 0
@@ -394,6 +396,7 @@ def test_bench(name: str, run: Run, golden_bundle: GoldenBundle, tmp_path: Path)
         assert "Speed-up" not in result.out
     else:
         assert report["speculative"]["acceptance_length"] > 1
+        assert 0.5 < report["speculative"]["drafting_share"] <= 1
         assert report["speedup"] > 0
         assert report["possible_speedup"] > 0
         assert "Outputs identical with and without speculation: 2 of 2" in result.out

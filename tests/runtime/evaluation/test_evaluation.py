@@ -222,6 +222,18 @@ drafts = st.lists(
 )
 
 
+def test_a_hardware_scheduler_is_evaluated(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
+    """By the table of these bundles whole drafts are best; by default they are verified anyway."""
+    files = dataset_files(tmp_path, "dspark_vanilla", "greedy")
+    arguments = ["evaluate", golden_bundle("dspark_vanilla"), "--input", *files, "--json"]
+    default, hardware = (json.loads(run(*arguments, *options).out) for options in ([], ["--scheduler", "hardware"]))
+    assert (default["settings"]["scheduler"], hardware["settings"]["scheduler"]) == ("fixed", "hardware")
+    for field in ("rounds", "verified", "accepted"):
+        assert default["pooled"]["counts"][field] == hardware["pooled"]["counts"][field] > 0
+    assert default["pooled"]["figures"]["sweep"] != {}
+    assert hardware["pooled"]["figures"]["sweep"] == {}  # it would have to know what was cut
+
+
 def whole_drafts(drafts: Sequence[tuple[int, Sequence[float]]]) -> RoundTable:
     rounds = [Round(4, accepted, False, np.array(values, np.float32)) for accepted, values in drafts]
     return RoundTable.of(rounds, 4, confidence=True)
