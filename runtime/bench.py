@@ -19,12 +19,13 @@ from rich.table import Table
 
 from dspark.providers import Session, find_provider
 from dspark.runtime.bundle import Bundle
+from dspark.runtime.cache import make_cache
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.display import notices
 from dspark.runtime.drafting import DraftInput, make_drafter
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, make_cache, open_sessions
+from dspark.runtime.inference import DSparkInference, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request

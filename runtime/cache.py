@@ -5,15 +5,16 @@ Rows of rejected tokens do not count, so there is nothing to roll back.
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.runtime.bundle import CacheInfo
+from dspark.providers.session import DeviceSession, Session
+from dspark.runtime.bundle import CacheInfo, Manifest
 
-__all__ = ["TOKEN_STEP", "KeyValueCache", "host_zeros"]
+__all__ = ["TOKEN_STEP", "KeyValueCache", "fixed_capacity", "host_zeros", "make_cache"]
 
 TOKEN_STEP = 64
 """Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
@@ -142,3 +143,23 @@ class KeyValueCache:
 
     def _zeros(self, info: CacheInfo, slots: int, tokens: int) -> Any:
         return self._allocate((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)
+
+
+def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) -> KeyValueCache:
+    """A cache for a bundle's graphs: on the device, if all that read it run there.
+
+    Args:
+        manifest: The bundle's manifest.
+        sessions: Its graphs.
+        slots: Requests it has room for.
+    """
+    readers = [session for name, session in sessions.items() if name != "head"]
+    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
+    allocate = device[0] if len(device) == len(readers) else host_zeros
+    return KeyValueCache(manifest.caches, slots, allocate, fixed_capacity(sessions) or TOKEN_STEP)
+
+
+def fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
+    """Rows that the cache must have, if the target was compiled for one size."""
+    target = sessions["target"]
+    return target.cache_capacity if isinstance(target, DeviceSession) else None

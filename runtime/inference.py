@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from dspark.providers import DeviceSession, Provider, ProviderError, Session, find_provider
+from dspark.providers import Provider, ProviderError, Session, find_provider
 from dspark.runtime.acceptance import Sampler
-from dspark.runtime.bundle import Bundle, Manifest
-from dspark.runtime.cache import TOKEN_STEP, KeyValueCache, host_zeros
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.cache import KeyValueCache, fixed_capacity, make_cache
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.cost import CostTable
@@ -32,7 +32,7 @@ from dspark.runtime.text import TextProcessor, TextStream
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "make_cache", "open_sessions"]
+__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "open_sessions"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
@@ -156,7 +156,7 @@ class DSparkInference:
         calibration = read_calibration(opened)
         found = find_provider(provider)
         sessions = open_sessions(opened, found, names, threads, check_hashes)
-        capacity = _fixed_capacity(sessions)
+        capacity = fixed_capacity(sessions)
         if capacity is not None:
             limit = min(limit, capacity - (manifest.drafter.draft_length if manifest.drafter else 0))
         if max_sequence_length is not None and max_sequence_length > limit:
@@ -405,26 +405,6 @@ def load_graphs(
         opened = {name: pool.submit(load, bundle.file(files[name]), threads=threads) for name in names}
         checked.result()  # an altered file is the better error than what a session makes of it
         return {name: session.result() for name, session in opened.items()}
-
-
-def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) -> KeyValueCache:
-    """A cache for a bundle's graphs: on the device, if all that read it run there.
-
-    Args:
-        manifest: The bundle's manifest.
-        sessions: Its graphs.
-        slots: Requests it has room for.
-    """
-    readers = [session for name, session in sessions.items() if name != "head"]
-    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
-    allocate = device[0] if len(device) == len(readers) else host_zeros
-    return KeyValueCache(manifest.caches, slots, allocate, _fixed_capacity(sessions) or TOKEN_STEP)
-
-
-def _fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
-    """Rows that the cache must have, if the target was compiled for one size."""
-    target = sessions["target"]
-    return target.cache_capacity if isinstance(target, DeviceSession) else None
 
 
 def _text_processor(bundle: Bundle) -> TextProcessor | None:

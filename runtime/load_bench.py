@@ -22,10 +22,13 @@ from rich.text import Text
 from dspark.providers import find_provider
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.calibration import read_calibration
+from dspark.runtime.cost import CostTable
+from dspark.runtime.display import notices
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
-from dspark.runtime.options import SchedulerName, SpeculationOptions
+from dspark.runtime.options import SchedulerName, SpeculationOptions, SpeculationPlan
+from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
@@ -190,14 +193,21 @@ def run_load_benchmark(
         profile = find_profile(settings.profile)
         batch_size, engine_settings = profile.batch_size or batch_size, profile.settings
         schedulers = {name: profile.options(manifest, each) for name, each in schedulers.items()}
-    speculating = any(each.resolve(manifest) is not None for each in schedulers.values())
-    names = list(manifest.precision) if speculating else ["target"]
+    plans = {name: each.resolve(manifest) for name, each in schedulers.items()}
+    names = list(manifest.precision) if any(plans.values()) else ["target"]
     params = SamplingParams.parse(SamplingParams(), {"max_new_tokens": settings.max_new_tokens})
     with console.status(Text(f"Loading {path}")):
-        sessions = open_sessions(bundle, find_provider("cpu"), names, settings.threads, None)
+        provider = find_provider("cpu")
+        sessions = open_sessions(bundle, provider, names, settings.threads, None)
         calibration, limit = read_calibration(bundle), manifest.target.context_length
+
+        def costs(plan: SpeculationPlan | None) -> CostTable | None:
+            return find_costs(plan, bundle, provider, settings.threads, batch_size, lambda: sessions, notices(console))
+
         ways = {
-            name: DSparkInference(bundle, sessions, each, batch_size, limit, calibration, engine_settings)
+            name: DSparkInference(
+                bundle, sessions, each, batch_size, limit, calibration, costs(plans[name]), engine_settings
+            )
             for name, each in schedulers.items()
         }
         for inference in ways.values():

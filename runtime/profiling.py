@@ -14,13 +14,13 @@ import numpy as np
 
 from dspark.providers import Provider, Session
 from dspark.runtime.bundle import Bundle
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache import make_cache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.cost import CostKey, CostTable, StepCurve, cost_file, cost_key, read_costs, write_costs
 from dspark.runtime.drafting import Drafter, DraftInput, make_drafter
 from dspark.runtime.errors import BundleError
 from dspark.runtime.options import SpeculationPlan
-from dspark.runtime.target import TARGET, Target, TokenRun
+from dspark.runtime.target import Target, TokenRun
 
 __all__ = ["Grid", "Profile", "StepShape", "brief_grid", "find_costs", "full_grid", "measure", "outliers"]
 
@@ -201,16 +201,17 @@ class _Bench:
         context_length: Tokens that the cache holds of each.
 
     Attributes:
-        context_length: Its capacity, which is rounded up.
+        context_length: The cache's capacity, which attention computes whatever it holds.
     """
 
     def __init__(self, bundle: Bundle, sessions: Mapping[str, Session], slots: int, context_length: int) -> None:
         manifest, clock = bundle.manifest, PhaseClock()
         assert manifest.drafter is not None
-        self._cache = KeyValueCache([manifest.target.cache, manifest.drafter.cache], slots)
+        self._cache = make_cache(manifest, sessions, slots)
         self._cache.reserve(context_length)
         self.context_length = self._cache.capacity
-        self._target = Target(sessions["target"], manifest, self._cache, clock, drafting=True)
+        self._held = self.context_length - (manifest.drafter.draft_length + 1)  # so that no step makes it grow
+        self._target = Target(sessions["target"], manifest, self._cache, clock)
         self._drafter: Drafter = make_drafter(bundle, sessions, self._cache, clock)
         self._begin(slots)
         self._input = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
@@ -234,11 +235,11 @@ class _Bench:
 
     def _step(self, requests: int, count: int) -> float:
         """Time of verifying ``count`` tokens of each request, choosing the likeliest and keeping one."""
-        self._cache.lengths[:] = self.context_length - 1
+        self._cache.lengths[:] = self._held
         start = perf_counter()
         verification = self._target.verify([TokenRun([0] * count, self.context_length)] * requests)
         verification.logits.argmax(axis=1)
         for slot in range(requests):
-            self._cache.append(TARGET, slot, verification.rows[:, :, slot, :, :1])
+            self._target.commit(slot, verification, slot, 1)
             self._drafter.commit(slot, verification, slot, [0])
         return perf_counter() - start

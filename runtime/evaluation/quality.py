@@ -14,11 +14,12 @@ from rich.text import Text
 
 from dspark.providers import find_provider
 from dspark.runtime.bundle import Bundle, DrafterInfo, Manifest
+from dspark.runtime.cache import make_cache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import AcceptanceFigures, acceptance_figures
-from dspark.runtime.inference import DSparkInference, make_cache, open_sessions
+from dspark.runtime.inference import DSparkInference, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.request import Request
 from dspark.runtime.rounds import Round, RoundTable

@@ -46,7 +46,7 @@ def in_place_graph(folder: Path) -> Path:
 
 
 def generate(bundle: Bundle, sessions: Mapping[str, Session]) -> list[list[int]]:
-    model = DSparkInference(bundle, sessions, SpeculationOptions(), 2, bundle.manifest.target.context_length)
+    model = DSparkInference(bundle, sessions, SpeculationOptions("fixed"), 2, bundle.manifest.target.context_length)
     done = model.generate(PROMPTS, SamplingParams(max_new_tokens=60))
     return [completion.token_ids for completion in done]
 
@@ -66,7 +66,7 @@ def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.
     bundle = Bundle.open(golden_bundle("dspark_gated", "in-place"))
     files = bundle.manifest.graphs.model_dump(exclude_none=True)
     sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
-    model = DSparkInference(bundle, sessions, SpeculationOptions(), 1, bundle.manifest.target.context_length)
+    model = DSparkInference(bundle, sessions, SpeculationOptions("fixed"), 1, bundle.manifest.target.context_length)
     stream = model.stream(PROMPTS[0], SamplingParams(max_new_tokens=20))
     next(stream)
     cuda.events.clear()
