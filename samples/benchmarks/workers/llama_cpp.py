@@ -12,7 +12,7 @@ def load(options: argparse.Namespace) -> Generate:
     tokens = options.prompt_lookup
     model = Llama(
         str(options.model),
-        n_ctx=options.context_length,
+        n_ctx=options.context_length + (tokens or 0) + 1,  # drafts may reach beyond the text's end
         n_threads=options.threads,
         n_threads_batch=options.threads,
         flash_attn=True,  # llama.cpp's own choice; its bindings would switch it off
