@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dspark.exporter.compile import Compilation, Compiler
 from dspark.exporter.errors import DSparkError
-from dspark.exporter.export import Export, export_bundle, prepare
+from dspark.exporter.export import Export, Static, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
 from dspark.runtime.bundle import CacheForm, Manifest
@@ -63,6 +63,20 @@ def export(
     max_sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Compiled for texts of so many tokens.", show_default="the model's limit")
     ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Fix all shapes, for devices that compile each shape.")
+    ] = False,
+    static_batch: Annotated[int, typer.Option(help="Requests that run at once, with --static.")] = 1,
+    static_chunk: Annotated[
+        int | None, typer.Option(help="Prompt tokens that a step computes, with --static.", show_default="128")
+    ] = None,
+    static_cache: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="A length of the cache, with --static; may be given several times.",
+            show_default="256, 1024, 4096, 16384 up to the longest text",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).")
     ] = False,
@@ -82,7 +96,8 @@ def export(
         draft_vocabulary=draft_vocabulary,
         draft_vocabulary_from=draft_vocabulary_from,
         draft_top_k=draft_top_k,
-        cache_form=cache_form,
+        cache_form="delta" if static else cache_form,
+        static=Static(static_batch, static_chunk, tuple(static_cache or ())) if static else None,
     )
     compilation = None
     if compiler is not None:

@@ -30,6 +30,7 @@ from dspark.runtime.bundle import (
     Manifest,
     PrecisionInfo,
     SourceFile,
+    StaticShapes,
     TargetInfo,
     TextInfo,
     hash_file,
@@ -38,13 +39,50 @@ from dspark.runtime.chat_template import ChatTemplate
 from dspark.runtime.errors import BundleError
 from dspark.runtime.text import TextProcessor
 
-__all__ = ["Export", "export_bundle", "prepare"]
+__all__ = ["Export", "Static", "export_bundle", "prepare"]
 
 WEIGHTS = "weights.bin"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 DRAFT_VOCABULARY = "draft_vocabulary.npy"
 FLOAT32_PROFILE = PrecisionProfile()
+CHUNK = 128
+FIRST_CAPACITY = 256
+"""The shortest cache of fixed shapes by default; each further one is four times as long."""
+CAPACITIES = 4
+
+
+@dataclass(frozen=True)
+class Static:
+    """Shapes to fix, as far as they are a matter of choice.
+
+    Attributes:
+        batch: Requests that run at once.
+        chunk: Prompt tokens that a step computes; by default 128, or fewer if texts are shorter.
+        capacities: Lengths of the cache in tokens, in any order; by default a few up to the longest text.
+    """
+
+    batch: int = 1
+    chunk: int | None = None
+    capacities: tuple[int, ...] = ()
+
+    def shapes(self, block: int, context_length: int) -> StaticShapes:
+        """The shapes for verification steps of ``block`` tokens a request and texts of ``context_length`` tokens.
+
+        Raises:
+            ExportError: A number is too small or too large.
+        """
+        chunk = min(CHUNK, context_length) if self.chunk is None else self.chunk
+        ladder = {min(FIRST_CAPACITY << (2 * step), context_length) for step in range(CAPACITIES)}
+        capacities = tuple(sorted(set(self.capacities) or ladder))
+        for name, size, most in (
+            ("batch", self.batch, 1024),
+            ("chunk", chunk, context_length),
+            *(("cache length", capacity, context_length) for capacity in capacities),
+        ):
+            if not 1 <= size <= most:
+                raise ExportError(f"the static {name} is {size}; it must be from 1 to {most}")
+        return StaticShapes(batch=self.batch, block=block, chunk=chunk, capacities=capacities)
 
 
 @dataclass(frozen=True)
@@ -59,6 +97,7 @@ class Export:
         precision: Of the target's graph.
         draft_precision: Of the drafter's and the head's.
         cache_form: How the target's graph keeps keys and values.
+        shapes: Shapes that the bundle fixes; None if it takes any.
     """
 
     target: Target
@@ -68,6 +107,7 @@ class Export:
     precision: PrecisionProfile = FLOAT32_PROFILE
     draft_precision: PrecisionProfile = FLOAT32_PROFILE
     cache_form: CacheForm = "in-place"
+    shapes: StaticShapes | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -90,6 +130,7 @@ def prepare(
     draft_vocabulary_from: Path | None = None,
     draft_top_k: int | None = None,
     cache_form: CacheForm = "in-place",
+    static: Static | None = None,
 ) -> Export:
     """Reads both checkpoints' headers and refuses what cannot work, before anything is written.
 
@@ -104,6 +145,7 @@ def prepare(
         draft_vocabulary_from: Text to take the most frequent ones of, see ``frequent_tokens``.
         draft_top_k: Tokens of each slot, the likeliest before its repair, that the head chooses from; by default all.
         cache_form: How the target's graph keeps keys and values, see ``Manifest``.
+        static: Shapes to fix; by default the bundle takes any.
 
     Raises:
         CheckpointError: A checkpoint is unsupported, damaged, or does not fit its target.
@@ -123,7 +165,13 @@ def prepare(
         described_drafter = cut_vocabulary(described_drafter, described, tokens)
     if draft_top_k is not None:
         described_drafter = limit_choices(described_drafter, draft_top_k)
-    return Export(described, described_drafter, output, force, precision, draft_precision or precision, cache_form)
+    block = 1 if described_drafter is None else 1 + described_drafter.draft_length
+    shapes = None if static is None else static.shapes(block, described.context_length)
+    if shapes is not None and cache_form != "delta":
+        raise ExportError("devices that need fixed shapes cannot write caches in place; add --cache-form delta")
+    return Export(
+        described, described_drafter, output, force, precision, draft_precision or precision, cache_form, shapes
+    )
 
 
 def export_bundle(
@@ -226,6 +274,7 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         text=text,
         precision={name: _precision_info(profiles[name]) for name in graphs},
         cache_form=export.cache_form,
+        shapes=export.shapes,
         producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
         files={
             path.name: weights_file if path.name == WEIGHTS else _file_info(path) for path in sorted(folder.iterdir())

@@ -1,20 +1,42 @@
 """Device families that run exported graphs."""
 
-from dspark.providers.errors import DSparkError, ProviderError
-from dspark.providers.provider import Provider
-from dspark.providers.registry import PROVIDERS, find_provider
-from dspark.providers.session import Call, DeviceArray, DeviceSession, NodeTime, ProfiledSession, Session
+from dspark.providers.device_load import DeviceLoad, DeviceMonitor
+from dspark.providers.errors import DSparkError, PluginError, ProviderError
+from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.provider import Discovery, Provider
+from dspark.providers.registry import PROVIDERS, added_providers, find_provider
+from dspark.providers.selection import ON_CPU, Choice, Selection
+from dspark.providers.session import (
+    Call,
+    DeviceArray,
+    DeviceSession,
+    NodeTime,
+    PlacedNode,
+    ProfiledSession,
+    Session,
+)
 
 __all__ = [
+    "ON_CPU",
     "PROVIDERS",
     "Call",
+    "Choice",
     "DSparkError",
     "DeviceArray",
+    "DeviceLoad",
+    "DeviceMonitor",
     "DeviceSession",
+    "Discovery",
     "NodeTime",
+    "OnnxRuntimeProvider",
+    "PlacedNode",
+    "Plugin",
+    "PluginError",
     "ProfiledSession",
     "Provider",
     "ProviderError",
+    "Selection",
     "Session",
+    "added_providers",
     "find_provider",
 ]

@@ -1,19 +1,24 @@
-"""ONNX Runtime's CUDA provider: what the host does not look at stays on the device."""
+"""ONNX Runtime's CUDA provider: what the host does not look at stays on the device.
+
+Source: onnxruntime.ai, "NVIDIA - CUDA".
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from numpy.typing import DTypeLike
 
 from dspark.providers.cuda_memory import Cuda, CudaArray, host_array
+from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError
+from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
-from dspark.providers.provider import Provider
-from dspark.providers.session import Buffer, Call, Session
+from dspark.providers.session import Buffer, Call
 
-__all__ = ["CUDA", "CudaSession"]
+__all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
 
 
 class CudaSession(OnnxRuntimeSession):
@@ -23,20 +28,23 @@ class CudaSession(OnnxRuntimeSession):
 
     Args:
         model: The graph's file.
-        threads: See ``OnnxRuntimeSession``.
-        provider: Name of the execution provider in ONNX Runtime.
+        session: The ``onnxruntime.InferenceSession``.
         memory: ONNX Runtime's name of the memory that device arrays lie in.
+        folder: See ``OnnxRuntimeSession``.
 
     Raises:
-        ProviderError: ONNX Runtime or cuda-python is not installed, or there is no GPU that it can use.
+        ProviderError: cuda-python is not installed, or there is no GPU that it can use.
     """
 
     def __init__(
-        self, model: Path, threads: int | None, *, provider: str = "CUDAExecutionProvider", memory: str = "cuda"
+        self,
+        model: Path,
+        session: Any,
+        *,
+        memory: str = "cuda",
+        folder: "TemporaryDirectory[str] | None" = None,
     ) -> None:
-        super().__init__(model, provider, threads)
-        if provider not in self._session.get_providers():  # ONNX Runtime took the CPU without an error
-            raise ProviderError(f"{model}: {provider} cannot be used; look after the GPU's driver and CUDA's libraries")
+        super().__init__(model, session, folder)
         self.cache_capacity: int | None = None
         self._memory = memory
         self._cuda = Cuda()
@@ -94,13 +102,44 @@ class _CudaCall:
             raise ProviderError(f"{self.model}: the graph cannot be run: {message}") from error
 
 
-@dataclass(frozen=True)
-class CudaProvider(Provider):
+SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})
+"""What shapes are computed with: ONNX Runtime keeps these on the host beside providers that run kernel by kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaProvider(OnnxRuntimeProvider):
     """NVIDIA GPUs through ONNX Runtime's own kernels."""
 
-    def open(self, model: Path, *, threads: int | None) -> Session:
-        """Loads a graph on the CUDA provider."""
-        return CudaSession(model, threads)
+    def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> CudaSession:
+        """A session whose arrays may lie on the GPU."""
+        return CudaSession(model, session, folder=folder)
 
 
-CUDA = CudaProvider("cuda", ("CUDAExecutionProvider",), frozenset({"fp32", "fp16", "bf16", "int4"}))
+CUDA = CudaProvider(
+    name="cuda",
+    aliases=("CUDAExecutionProvider", "nvidia"),
+    execution_provider="CUDAExecutionProvider",
+    precisions=frozenset({"fp32", "fp16", "bf16", "int8-weights", "int4"}),
+    host_operators=SHAPE_OPERATORS,
+    options=frozenset(
+        {
+            "arena_extend_strategy",
+            "cudnn_conv_algo_search",
+            "device_id",
+            "do_copy_in_default_stream",
+            "enable_cuda_graph",
+            "gpu_mem_limit",
+            "prefer_nhwc",
+            "sdpa_kernel",
+            "tunable_op_enable",
+            "tunable_op_tuning_enable",
+            "use_ep_level_unified_stream",
+            "use_tf32",
+            "user_compute_stream",
+        }
+    ),
+    # TensorFloat-32 rounds float32 products to ten bits, which would not be the model's output any more.
+    defaults=(("use_tf32", "0"),),
+    install="pip install 'dspark-onnx[cuda]' on a host with an NVIDIA driver",
+    monitor=NvidiaMonitor(),
+)

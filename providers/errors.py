@@ -1,6 +1,6 @@
 """The root of every error this project raises on purpose."""
 
-__all__ = ["DSparkError", "ProviderError"]
+__all__ = ["DSparkError", "PluginError", "ProviderError"]
 
 
 class DSparkError(Exception):
@@ -9,3 +9,7 @@ class DSparkError(Exception):
 
 class ProviderError(DSparkError):
     """A provider is unknown, not installed, or cannot run what it was given."""
+
+
+class PluginError(ProviderError):
+    """A provider's library does not work with the ONNX Runtime that is installed."""

@@ -9,15 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dspark.providers.errors import ProviderError
-from dspark.providers.session import Call, NodeTime
+from dspark.providers.session import Call, NodeTime, PlacedNode
 
-__all__ = ["OnnxRuntimeSession"]
-
-INSTALL_HINT = (
-    "ONNX Runtime is not installed; install one build of it with an extra, for example "
-    "pip install 'dspark-onnx[cpu]' (others: cuda, tensorrt, openvino, qnn, cann)"
-)
-
+__all__ = ["OnnxRuntimeSession", "one_line"]
 
 KERNEL = "_kernel_time"
 """Marks a profile's events that are runs of nodes."""
@@ -28,34 +22,14 @@ class OnnxRuntimeSession:
 
     Args:
         model: The graph's file.
-        provider: Name of the execution provider in ONNX Runtime.
-        threads: Worker threads; None lets ONNX Runtime choose one a core.
-        profiled: Whether the cost of every node is written down, which costs time itself.
+        session: The ``onnxruntime.InferenceSession``.
+        folder: Where a profiled session writes.
     """
 
-    def __init__(self, model: Path, provider: str, threads: int | None, *, profiled: bool = False) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise ProviderError(INSTALL_HINT) from error
-        available = onnxruntime.get_available_providers()
-        if provider not in available:  # ONNX Runtime itself would fall back to the CPU without a word
-            raise ProviderError(f"{provider} is not in this ONNX Runtime; it has {', '.join(available)}")
+    def __init__(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None" = None) -> None:
         self._model = model
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        if profiled:
-            self._folder = TemporaryDirectory()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(self._folder.name) / model.stem)
-        # The sessions of a bundle take turns on the same cores: workers must not spin into the next one's run.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        try:
-            self._session = onnxruntime.InferenceSession(str(model), options, providers=[provider])
-        except Exception as error:  # the binding raises its own classes, which share no public base
-            raise ProviderError(f"{model}: {provider} cannot load the graph: {_one_line(error)}") from error
+        self._session = session
+        self._folder = folder  # lives as long as the session
 
     def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Call:
         """Binds every input and the wanted outputs to contiguous arrays.
@@ -70,7 +44,7 @@ class OnnxRuntimeSession:
             for name, array in outputs.items():
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         except Exception as error:
-            raise ProviderError(f"{self._model}: {name} cannot be bound: {_one_line(error)}") from error
+            raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
         return _BoundCall(self._model, self._session, binding, [*inputs.values(), *outputs.values()])
 
     def node_times(self) -> Sequence[NodeTime]:
@@ -82,8 +56,21 @@ class OnnxRuntimeSession:
             if event["cat"] == "Node" and event["name"].endswith(KERNEL)
         ]
 
+    def placed_nodes(self) -> Sequence[PlacedNode]:
+        """Where each node runs, of a session that was made to write it down.
 
-def _one_line(error: Exception) -> str:
+        Raises:
+            ProviderError: This version of ONNX Runtime does not tell.
+        """
+        try:
+            parts = self._session.get_provider_graph_assignment_info()
+        except AttributeError as error:
+            raise ProviderError("this ONNX Runtime does not tell where nodes run; 1.24 and later do") from error
+        return [PlacedNode(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes()]
+
+
+def one_line(error: Exception) -> str:
+    """An error's message without line breaks."""
     return " ".join(str(error).split())
 
 
@@ -98,4 +85,4 @@ class _BoundCall:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
-            raise ProviderError(f"{self._model}: the graph cannot be run: {_one_line(error)}") from error
+            raise ProviderError(f"{self._model}: the graph cannot be run: {one_line(error)}") from error

@@ -1,16 +1,36 @@
 """The description of a provider."""
 
+import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import ProviderError
-from dspark.providers.session import ProfiledSession, Session
+from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
-__all__ = ["Provider"]
+__all__ = ["NOTHING", "NO_DIMENSIONS", "Discovery", "Provider", "suggestion"]
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
+class Discovery:
+    """What of a provider is there on this host.
+
+    Attributes:
+        devices: The devices that it would use.
+        problem: Why it cannot be used, and what to do; None if it can.
+    """
+
+    devices: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Provider(ABC):
     """A family of devices that can run exported graphs.
 
@@ -18,13 +38,58 @@ class Provider(ABC):
         name: What users write.
         aliases: Other spellings.
         precisions: Bundle precisions that it runs.
+        cache_forms: Cache forms that it runs: whether its graphs can write into the cache.
+        static_shapes: Whether it takes graphs of fixed shapes only.
+        options: Names of the options that it takes.
+        install: What to install on a host that lacks it.
+        monitor: Reads the load of its devices; None if they do not tell.
     """
 
     name: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     precisions: frozenset[str]
+    cache_forms: frozenset[str] = frozenset({"in-place", "delta"})
+    static_shapes: bool = False
+    options: frozenset[str] = frozenset()
+    install: str = ""
+    monitor: DeviceMonitor | None = None
 
-    def profile(self, model: Path, *, threads: int | None) -> ProfiledSession:
+    def discover(self) -> Discovery:
+        """Looks for the provider and its devices; never raises."""
+        return Discovery()
+
+    @abstractmethod
+    def open(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        allow_fallback: bool = False,
+    ) -> Session:
+        """Loads a graph.
+
+        Args:
+            model: The graph's file; its weights lie beside it.
+            threads: Host threads; None chooses one a core.
+            options: The provider's own options.
+            dimensions: Values of the graph's symbolic dimensions that are fixed, which fixes its shapes.
+            allow_fallback: Whether nodes that the device cannot run may run on the host.
+
+        Raises:
+            ProviderError: The provider is not installed, does not know an option, or cannot run the whole graph.
+        """
+
+    def profile(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        allow_fallback: bool = False,
+    ) -> ProfiledSession:
         """Loads a graph as ``open`` does, to tell where its time goes.
 
         Raises:
@@ -32,14 +97,49 @@ class Provider(ABC):
         """
         raise ProviderError(f"{self.name} does not tell where a graph's time goes")
 
-    @abstractmethod
-    def open(self, model: Path, *, threads: int | None) -> Session:
-        """Loads a graph.
-
-        Args:
-            model: The graph's file; its weights lie beside it.
-            threads: Host threads; None chooses one a core.
+    def placement(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    ) -> Sequence[PlacedNode]:
+        """Which node of a graph would run where, if nodes may fall back to the host.
 
         Raises:
-            ProviderError: The provider is not installed or cannot run the graph.
+            ProviderError: As ``open``, or the provider cannot tell.
         """
+        raise ProviderError(f"{self.name} does not tell where a graph's nodes run")
+
+    @property
+    def label(self) -> str:
+        """What measurements with it are filed under."""
+        return self.name
+
+    def needs_static_shapes(self, options: Mapping[str, str]) -> bool:
+        """Whether, with these options, it takes graphs of fixed shapes only."""
+        return self.static_shapes
+
+    def load(self) -> Sequence[DeviceLoad]:
+        """How busy its devices are, as far as they tell; never raises."""
+        return () if self.monitor is None else self.monitor.read()
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Refuses options that the provider does not have.
+
+        Raises:
+            ProviderError: There is one; the message suggests the nearest.
+        """
+        for name in names:
+            if name not in self.options:
+                known = ", ".join(sorted(self.options)) or "none"
+                raise ProviderError(
+                    f"{self.name} has no option {name!r}; it has: {known}.{suggestion(name, self.options)}"
+                )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean …?``, if one of the known names is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

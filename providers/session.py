@@ -7,7 +7,17 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Buffer", "Call", "DeviceArray", "DeviceSession", "Index", "NodeTime", "ProfiledSession", "Session"]
+__all__ = [
+    "Buffer",
+    "Call",
+    "DeviceArray",
+    "DeviceSession",
+    "Index",
+    "NodeTime",
+    "PlacedNode",
+    "ProfiledSession",
+    "Session",
+]
 
 
 class Call(Protocol):
@@ -109,6 +119,21 @@ class NodeTime:
     name: str
     operator: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """Where one node of a graph runs.
+
+    Attributes:
+        name: The node's name.
+        operator: What it computes.
+        provider: ONNX Runtime's name of the provider that runs it.
+    """
+
+    name: str
+    operator: str
+    provider: str
 
 
 class ProfiledSession(Session, Protocol):

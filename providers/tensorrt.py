@@ -1,9 +1,12 @@
 """TensorRT engines: for the GPU they were built on, and for RTX GPUs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark.providers.provider import Provider
+from dspark.providers.device_load import NvidiaMonitor
+from dspark.providers.errors import ProviderError
+from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
 from dspark.providers.session import Session
 from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
 from dspark.providers.tensorrt_session import TensorRtSession
@@ -11,7 +14,7 @@ from dspark.providers.tensorrt_session import TensorRtSession
 __all__ = ["TENSORRT_PROVIDER", "TENSORRT_RTX_PROVIDER"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorRtProvider(Provider):
     """Engines that ``dspark-export --compile`` wrote into the bundle.
 
@@ -21,12 +24,43 @@ class TensorRtProvider(Provider):
 
     backend: Backend
 
-    def open(self, model: Path, *, threads: int | None) -> Session:
-        """Loads the engine of a graph; it needs no host threads."""
+    def discover(self) -> Discovery:
+        """Looks for the library and a GPU; never raises."""
+        try:
+            self.backend.load()
+            return Discovery((self.backend.device()[1],))
+        except ProviderError as error:
+            return Discovery(problem=str(error))
+
+    def open(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        allow_fallback: bool = False,
+    ) -> Session:
+        """Loads the engine of a graph; it needs no host threads, and nothing of it runs on the host."""
+        self.check_options(options)
         return TensorRtSession(self.backend, model)
 
 
 PRECISIONS = frozenset({"fp32", "fp16", "bf16", "int8-weights"})
 
-TENSORRT_PROVIDER = TensorRtProvider("tensorrt", ("trt",), PRECISIONS, TENSORRT)
-TENSORRT_RTX_PROVIDER = TensorRtProvider("tensorrt-rtx", ("trt-rtx",), PRECISIONS, TENSORRT_RTX)
+TENSORRT_PROVIDER = TensorRtProvider(
+    name="tensorrt",
+    aliases=("trt",),
+    precisions=PRECISIONS,
+    install="pip install 'dspark-onnx[tensorrt]' on a host with an NVIDIA driver",
+    monitor=NvidiaMonitor(),
+    backend=TENSORRT,
+)
+TENSORRT_RTX_PROVIDER = TensorRtProvider(
+    name="tensorrt-rtx",
+    aliases=("trt-rtx",),
+    precisions=PRECISIONS,
+    install="pip install 'dspark-onnx[tensorrt-rtx]' on a host with an RTX GPU",
+    monitor=NvidiaMonitor(),
+    backend=TENSORRT_RTX,
+)

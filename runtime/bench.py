@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dspark.providers import Session, find_provider
+from dspark.providers import ON_CPU, Selection, Session
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import make_cache
 from dspark.runtime.calibration import read_calibration
@@ -198,6 +198,7 @@ def run_benchmark(
     repeats: int,
     threads: int | None,
     console: Console,
+    selection: Selection = ON_CPU,
 ) -> BenchReport:
     """Measures greedy decoding, batch 1.
 
@@ -209,6 +210,7 @@ def run_benchmark(
         repeats: Times every prompt is run.
         threads: Host threads.
         console: Shows the progress.
+        selection: What runs the graphs.
 
     Raises:
         RequestError: A row is refused.
@@ -220,13 +222,13 @@ def run_benchmark(
         )
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    plan, provider = options.resolve(manifest), find_provider("cpu")
+    plan = options.resolve(manifest)
     names = ["target"] if plan is None else list(manifest.precision)
-    sessions = open_sessions(bundle, provider, names, threads, check_hashes=None)
-    limit, calibration = manifest.target.context_length, read_calibration(bundle)
+    sessions = open_sessions(bundle, selection, names, threads, check_hashes=None)
+    limit, calibration = manifest.context_length, read_calibration(bundle)
     ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
     if plan is not None:
-        costs = find_costs(plan, bundle, provider, threads, 1, lambda: sessions, notices(console))
+        costs = find_costs(plan, bundle, selection, threads, 1, lambda: sessions, notices(console))
         ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
@@ -241,7 +243,7 @@ def run_benchmark(
                 _measure(inference, request, measured[name])
                 outputs.append(request.output_ids)
             identical += all(output == outputs[0] for output in outputs)
-            context = len(request.prompt_ids) + max_new_tokens // 2
+            context = min(len(request.prompt_ids) + max_new_tokens // 2, limit - BARE_CALLS)
             _measure_bare(bundle, sessions, context, measured.get("speculative"), bare)
     return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
 

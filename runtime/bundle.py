@@ -5,12 +5,13 @@ The manifest's models are written by the exporter and read here; they are the on
 
 import hashlib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dspark.runtime.errors import BundleError
 
@@ -29,6 +30,7 @@ __all__ = [
     "PrecisionInfo",
     "SchemaVersion",
     "SourceFile",
+    "StaticShapes",
     "TargetInfo",
     "TextInfo",
     "first_problem",
@@ -173,6 +175,29 @@ class PrecisionInfo(_Model):
         return self.linear if self.tables == self.linear else f"{self.linear} (embedding and LM head {self.tables})"
 
 
+class StaticShapes(_Model):
+    """Shapes that a bundle fixes, for devices that compile each shape.
+
+    Attributes:
+        batch: Requests of a verification step.
+        block: Tokens of each of them.
+        chunk: Tokens of a prefill step, which is for one request.
+        capacities: Lengths of the cache in tokens, ascending; a text moves up from one to the next.
+    """
+
+    batch: int = Field(ge=1)
+    block: int = Field(ge=1)
+    chunk: int = Field(ge=1)
+    capacities: tuple[int, ...] = Field(min_length=1)
+
+    @field_validator("capacities")
+    @classmethod
+    def _ascending(cls, capacities: tuple[int, ...]) -> tuple[int, ...]:
+        if capacities[0] < 1 or any(longer <= shorter for shorter, longer in pairwise(capacities)):
+            raise ValueError(f"{list(capacities)} are not ascending lengths")
+        return capacities
+
+
 class TextInfo(_Model):
     """Files that turn text into ids and back; None when the checkpoint had none."""
 
@@ -195,6 +220,7 @@ class Manifest(_Model):
         precision: Precisions of each graph.
         cache_form: How the target's graph keeps keys and values. ``in-place``: it writes new rows into the cache that
             it reads. ``delta``: it returns new rows only, for devices that cannot write in place.
+        shapes: Set if the graphs are only called with fixed shapes.
         producer: Versions of what made the bundle.
         files: Every other file of the bundle that generation needs.
     """
@@ -207,6 +233,7 @@ class Manifest(_Model):
     text: TextInfo
     precision: dict[str, PrecisionInfo]
     cache_form: CacheForm
+    shapes: StaticShapes | None = None
     producer: dict[str, str]
     files: dict[FileName, FileInfo]
 
@@ -214,6 +241,12 @@ class Manifest(_Model):
     def caches(self) -> tuple[CacheInfo, ...]:
         """Shapes of the cache's groups: the target's, and the drafter's if there is one."""
         return (self.target.cache,) if self.drafter is None else (self.target.cache, self.drafter.cache)
+
+    @property
+    def context_length(self) -> int:
+        """Longest text in tokens: what the model allows, and what the longest of fixed caches holds."""
+        longest = self.target.context_length
+        return longest if self.shapes is None else min(longest, self.shapes.capacities[-1])
 
     @property
     def has_confidence(self) -> bool:
@@ -254,6 +287,10 @@ class Bundle:
     def file(self, name: str) -> Path:
         """The path of a file of the bundle."""
         return self.path / name
+
+    def graph(self, name: str) -> Path:
+        """The file of one of the bundle's graphs: ``target``, ``drafter`` or ``head``."""
+        return self.file(getattr(self.manifest.graphs, name))
 
     def text(self, name: str) -> str:
         """The content of a text file of the bundle.

@@ -47,6 +47,7 @@ class KeyValueCache:
         slots: Requests it has room for; memory is touched only when they are used.
         allocate: Makes an array of zeros of a shape and type, for example ``DeviceSession.device_array``.
         capacity: Tokens that a slot has room for at first.
+        capacities: The only capacities it may have, ascending; by default any.
 
     Attributes:
         lengths: Tokens of each slot, int64 ``[groups, slots]``.
@@ -59,10 +60,12 @@ class KeyValueCache:
         slots: int,
         allocate: Callable[..., Any] = host_zeros,
         capacity: int = TOKEN_STEP,
+        capacities: Sequence[int] | None = None,
     ) -> None:
         self._infos = tuple(groups)
         self._allocate = allocate
-        self._arrays = [self._zeros(info, slots, capacity) for info in self._infos]
+        self._capacities = capacities
+        self._arrays = [self._zeros(info, slots, capacities[0] if capacities else capacity) for info in self._infos]
         self.lengths = np.zeros((len(self._infos), slots), np.int64)
         self.version = 0
 
@@ -85,8 +88,11 @@ class KeyValueCache:
         """Makes room for this many tokens in every slot."""
         if tokens <= self.capacity:
             return
-        grown = max(tokens, self.capacity + self.capacity // 8)
-        grown = -(-grown // TOKEN_STEP) * TOKEN_STEP
+        if self._capacities is None:
+            grown = max(tokens, self.capacity + self.capacity // 8)
+            grown = -(-grown // TOKEN_STEP) * TOKEN_STEP
+        else:
+            grown = next(capacity for capacity in self._capacities if capacity >= tokens)
         for group, info in enumerate(self._infos):
             old = self._arrays[group]
             self._arrays[group] = self._zeros(info, self.lengths.shape[1], grown)
@@ -151,11 +157,14 @@ def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) 
     Args:
         manifest: The bundle's manifest.
         sessions: Its graphs.
-        slots: Requests it has room for.
+        slots: Requests it has room for; a bundle of fixed shapes has its own number.
     """
     readers = [session for name, session in sessions.items() if name != "head"]
     device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
     allocate = device[0] if len(device) == len(readers) else host_zeros
+    shapes = manifest.shapes
+    if shapes is not None:
+        return KeyValueCache(manifest.caches, shapes.batch, allocate, capacities=shapes.capacities)
     return KeyValueCache(manifest.caches, slots, allocate, fixed_capacity(sessions) or TOKEN_STEP)
 
 

@@ -1,4 +1,4 @@
-"""``dspark-run``: generate, chat, inspect, bench, profile, evaluate, calibrate, compare."""
+"""``dspark-run``: generate, chat, inspect, providers, bench, profile, evaluate, calibrate, compare."""
 
 import json
 import sys
@@ -12,16 +12,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import find_provider
+from dspark.providers import Selection
 from dspark.runtime.bench import BenchReport, default_prompts, run_benchmark
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.cli_options import (
+    AllowFallback,
     BundleArgument,
     ConfidenceThreshold,
     Json,
     MaxDraftTokens,
     Profile,
+    Providers,
     Scheduler,
     Threads,
     messages,
@@ -29,7 +31,7 @@ from dspark.runtime.cli_options import (
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.cost import cost_key, write_costs
 from dspark.runtime.cost_report import can_draw, draw_profile, show_profile
-from dspark.runtime.display import notices, show_bundle
+from dspark.runtime.display import notices, show_bundle, show_placement, show_providers
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
 from dspark.runtime.evaluation.report import check_report
@@ -40,6 +42,7 @@ from dspark.runtime.load_bench import CONCURRENCIES, LoadSettings, run_load_benc
 from dspark.runtime.load_report import load_table, write_load_report
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.profiling import full_grid, measure
+from dspark.runtime.provider_report import placement, provider_rows
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
@@ -98,6 +101,8 @@ def generate(
         int | None, typer.Option(help="Requests that run at once.", show_default="8, or the profile's")
     ] = None,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     as_json: Json = False,
 ) -> None:
     """Generates text for one prompt or for every row of a file.
@@ -122,7 +127,7 @@ def generate(
         raise RequestError("give either --prompt or --input")
     rows = list(read_rows(_lines(input))) if input is not None else [{"prompt": prompt}]
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    inference = _load(bundle, options, batch_size, threads, profile)
+    inference = _load(bundle, options, batch_size, threads, profile, provider, allow_fallback=allow_fallback)
     entries = [_entry(inference, row, params, raw=raw) for row in rows]
     succeeded = not entries
     with _progress(len(entries), "Generating", shown=as_json) as advance:
@@ -159,6 +164,8 @@ def chat(
     confidence_threshold: ConfidenceThreshold = None,
     profile: Profile = None,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
 ) -> None:
     """Holds a conversation that keeps its cache from turn to turn.
 
@@ -176,7 +183,8 @@ def chat(
         seed=seed,
     )
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    conversation = Conversation(_load(bundle, options, 1, threads, profile), system)
+    inference = _load(bundle, options, 1, threads, profile, provider, allow_fallback=allow_fallback)
+    conversation = Conversation(inference, system)
     while True:
         try:
             text = input("> ").strip()
@@ -191,13 +199,38 @@ def chat(
 
 
 @app.command()
-def inspect(bundle: BundleArgument, as_json: Json = False) -> None:
-    """Shows what a bundle holds."""
+def inspect(
+    bundle: BundleArgument,
+    show_nodes: Annotated[
+        bool, typer.Option("--placement", help="Show instead which node of each graph would run where.")
+    ] = False,
+    provider: Providers = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Shows what a bundle holds, or where its graphs' nodes run."""
     opened = Bundle.open(bundle, check_hashes=False)
-    if as_json:
+    if show_nodes:
+        with messages.status("Placing"):
+            nodes = placement(opened, Selection.parse(provider or "cpu"), threads)
+        if as_json:
+            print(json.dumps({graph: [vars(node) for node in placed] for graph, placed in nodes.items()}, indent=2))
+        else:
+            show_placement(nodes, Console())
+    elif as_json:
         print(opened.manifest.model_dump_json(indent=2))
     else:
         show_bundle(opened.manifest, read_calibration(opened), Console())
+
+
+@app.command()
+def providers(as_json: Json = False) -> None:
+    """Lists the providers, their devices, and why one cannot be used."""
+    rows = provider_rows()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        show_providers(rows, Console())
 
 
 @app.command()
@@ -213,6 +246,8 @@ def bench(
     confidence_threshold: ConfidenceThreshold = None,
     profile: Profile = None,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     profile_graph: Annotated[
         bool, typer.Option("--profile-graph", help="Name each graph's most expensive operators instead.")
     ] = False,
@@ -237,6 +272,7 @@ def bench(
     """
     rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
+    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
     if load:
         if scheduler is not None:
             raise RequestError(f"--scheduler {scheduler} chooses one; with --load use --schedulers")
@@ -248,6 +284,8 @@ def bench(
             repeats=repeats,
             threads=threads,
             profile=profile,
+            providers=tuple(provider or ("cpu",)),
+            allow_fallback=allow_fallback,
         )
         _bench_load(bundle, rows, options, settings, report, as_json=as_json)
         return
@@ -255,9 +293,9 @@ def bench(
         options = find_profile(profile).options(Bundle.open(bundle, check_hashes=False).manifest, options)
     measured: BenchReport | GraphProfile
     if profile_graph:
-        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages)
+        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages, selection)
     else:
-        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages)
+        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages, selection)
     if as_json:
         print(json.dumps(measured.as_dict(), indent=2))
     else:
@@ -270,6 +308,8 @@ def profile(
     max_requests: Annotated[int, typer.Option(help="The most requests of a step.")] = 8,
     repeats: Annotated[int, typer.Option(help="Times that every kind of step is measured.")] = 11,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     as_json: Json = False,
 ) -> None:
     """Measures what steps and drafts cost on this device, for the hardware schedulers.
@@ -279,16 +319,17 @@ def profile(
     check_batch_size(max_requests)
     if repeats < 1:
         raise RequestError(f"repeats is {repeats}; it must be at least 1")
-    opened, provider = Bundle.open(bundle, check_hashes=False), find_provider("cpu")
+    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
+    opened = Bundle.open(bundle, check_hashes=False)
     manifest = opened.manifest
     if manifest.drafter is None:
         raise RequestError(f"{bundle}: has no drafter, so there is nothing to schedule")
     with messages.status(Text(f"Loading {bundle}")):
-        sessions = open_sessions(opened, provider, list(manifest.precision), threads, check_hashes=None)
+        sessions = open_sessions(opened, selection, list(manifest.precision), threads, check_hashes=None)
     grid = full_grid(max_requests, manifest.drafter.draft_length, repeats)
     with _progress(repeats + 1, "Measuring", shown=True) as advance:
         measured = measure(opened, sessions, grid, advance)
-    table = measured.table(cost_key(opened, provider, threads))
+    table = measured.table(cost_key(opened, selection, threads))
     file = write_costs(opened, table)
     if can_draw():
         write_whole(file.with_suffix(".png"), draw_profile(measured))
@@ -366,7 +407,14 @@ def _lines(source: str) -> Iterator[bytes]:
 
 
 def _load(
-    bundle: Path, options: SpeculationOptions, batch_size: int | None, threads: int | None, profile: str | None
+    bundle: Path,
+    options: SpeculationOptions,
+    batch_size: int | None,
+    threads: int | None,
+    profile: str | None,
+    provider: Sequence[str] | None,
+    *,
+    allow_fallback: bool,
 ) -> DSparkInference:
     with messages.status(Text(f"Loading {bundle}")):
         return DSparkInference.load(
@@ -376,6 +424,8 @@ def _load(
             threads=threads,
             profile=profile,
             notify=notices(messages),
+            provider=provider or "cpu",
+            allow_fallback=allow_fallback,
         )
 
 

@@ -9,12 +9,14 @@ from rich.console import Console
 from dspark.runtime.options import SchedulerName
 
 __all__ = [
+    "AllowFallback",
     "BatchSize",
     "BundleArgument",
     "ConfidenceThreshold",
     "Json",
     "MaxDraftTokens",
     "Profile",
+    "Providers",
     "Scheduler",
     "Threads",
     "messages",
@@ -36,4 +38,16 @@ Profile = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(help="Requests that run at once.")]
 Threads = Annotated[int | None, typer.Option(help="Host threads.", show_default="one a core")]
+Providers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider",
+        metavar="[GRAPH=]NAME[:KEY=VALUE,…]",
+        help="What runs the graphs, or one of them; of several the first that can (see dspark-run providers).",
+        show_default="cpu",
+    ),
+]
+AllowFallback = Annotated[
+    bool, typer.Option("--allow-fallback", help="Let nodes that a device cannot run run on the host's CPU.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dspark.providers import Provider
+from dspark.providers import Provider, Selection
 from dspark.providers.host import onnxruntime_version, processor
 from dspark.runtime.bundle import Bundle, SchemaVersion, first_problem
 from dspark.runtime.calibration import confidence_files
@@ -185,7 +185,7 @@ def _per_request(curve: StepCurve) -> tuple[Floats, Floats]:
     return np.array(curve.sample_batch_tokens) / curve.requests, rising / 2
 
 
-def cost_key(bundle: Bundle, provider: Provider, threads: int | None) -> CostKey:
+def cost_key(bundle: Bundle, provider: Provider | Selection, threads: int | None) -> CostKey:
     """What a table measured here and now would hold for.
 
     Args:
@@ -195,7 +195,7 @@ def cost_key(bundle: Bundle, provider: Provider, threads: int | None) -> CostKey
     """
     return CostKey(
         device=processor(),
-        provider=provider.name,
+        provider=provider.label,
         threads=threads or os.cpu_count() or 1,
         precision={name: str(info) for name, info in bundle.manifest.precision.items()},
         files=confidence_files(bundle.manifest),

@@ -1,16 +1,19 @@
 """Tables and lines for people."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dspark.providers import PlacedNode
 from dspark.runtime.bundle import CacheInfo, Manifest, SourceFile
 from dspark.runtime.calibration import Calibration
 
-__all__ = ["key_value_table", "notices", "show_bundle"]
+__all__ = ["key_value_table", "notices", "show_bundle", "show_placement", "show_providers"]
 
 
 def notices(console: Console) -> Callable[[str], None]:
@@ -72,6 +75,39 @@ def show_bundle(manifest: Manifest, calibration: Calibration | None, console: Co
     precision = ", ".join(f"{graph} {kind}" for graph, kind in manifest.precision.items())
     made_by = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
     console.print(f"Precision: {precision}. Made by {made_by}.", highlight=False, markup=False)
+
+
+def show_providers(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Prints a table of providers, the ones that can be used first."""
+    table = Table("Provider", "Devices", "Load", "Precisions", "Shapes", title="Usable", title_justify="left")
+    missing = Table("Provider", "Precisions", "Why not", title="Not usable here", title_justify="left")
+    for row in rows:
+        name, precisions = escape(row["name"]), ", ".join(row["precisions"])
+        if row["problem"] is None:
+            loads = "\n".join(map(_load, row["load"]))
+            table.add_row(name, escape("\n".join(row["devices"])), loads, precisions, row["shapes"])
+        else:
+            missing.add_row(name, precisions, escape(row["problem"]))
+    for each in (table, missing):
+        if each.row_count:
+            console.print(each)
+
+
+def show_placement(nodes: Mapping[str, Sequence[PlacedNode]], console: Console) -> None:
+    """Prints how many nodes of each graph run where, and which kinds."""
+    table = Table("Graph", "Runs on", "Nodes", "Operators", title="Placement", title_justify="left")
+    for graph, placed in nodes.items():
+        for provider in dict.fromkeys(node.provider for node in placed):
+            operators = Counter(node.operator for node in placed if node.provider == provider)
+            kinds = ", ".join(f"{name} {count}" for name, count in operators.most_common())
+            table.add_row(graph, provider, f"{operators.total():,}", kinds)
+    console.print(table)
+
+
+def _load(load: Mapping[str, Any]) -> str:
+    busy = "" if load["utilisation"] is None else f"{load['utilisation']:.0%} busy"
+    free = "" if load["free_bytes"] is None else f"{load['free_bytes'] / 1e9:.1f} GB free"
+    return ", ".join(filter(None, (busy, free)))
 
 
 def _cache(cache: CacheInfo) -> str:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from dspark.providers.session import Call, Session
 from dspark.runtime.bound_calls import BoundCalls
-from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo
+from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo, StaticShapes
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
-from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, context_names, delta_names
+from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, MASKED, context_names, delta_names
 from dspark.runtime.target import DRAFT, Verification, causal_bias, new_rows, past_bias
 
 __all__ = ["BlockDrafter", "DraftInput", "Drafter", "Eagle3Drafter", "Proposal", "make_drafter"]
@@ -101,11 +101,14 @@ class _Sampled:
             self.outputs["confidence"] = self.confidence
 
     def fill(self, inputs: Sequence[DraftInput]) -> None:
-        self.inputs["uniform"][:] = [item.uniforms for item in inputs]
-        self.inputs["temperature"][:] = [item.temperature for item in inputs]
+        self.inputs["uniform"][: len(inputs)] = [item.uniforms for item in inputs]
+        self.inputs["temperature"][: len(inputs)] = [item.temperature for item in inputs]
 
-    def proposal(self) -> Proposal:
-        return Proposal(self.tokens, self.logits, self.ids, self.confidence)
+    def proposal(self, requests: int) -> Proposal:
+        first = slice(0, requests)
+        ids = None if self.ids is None else self.ids[first]
+        confidence = None if self.confidence is None else self.confidence[first]
+        return Proposal(self.tokens[first], self.logits[first], ids, confidence)
 
 
 class BlockDrafter:
@@ -119,6 +122,7 @@ class BlockDrafter:
         vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
         cache: Holds the context rows that the target computes.
         clock: Tells the time spent in each graph.
+        batch: Requests that every draft is for, padding included; None if any number.
     """
 
     def __init__(
@@ -130,8 +134,10 @@ class BlockDrafter:
         vocabulary: NDArray[np.int64] | None,
         cache: KeyValueCache,
         clock: PhaseClock,
+        batch: int | None = None,
     ) -> None:
         self._session = session
+        self._batch = batch
         self._head_session = head_session
         self._info = info
         self._head = head
@@ -152,17 +158,18 @@ class BlockDrafter:
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         requests = len(inputs)
-        block = self._blocks.get(requests)
+        block = self._blocks.get(requests if self._batch is None else self._batch)
         lengths = self._cache.lengths[DRAFT, :requests]
-        block.inputs["anchor_ids"][:] = [item.anchor for item in inputs]
-        block.inputs["anchor_positions"][:] = lengths
-        block.inputs["context_bias"][:] = past_bias(lengths, self._cache.capacity)
+        block.inputs["anchor_ids"][:requests] = [item.anchor for item in inputs]
+        block.inputs["anchor_positions"][:requests] = lengths
+        block.inputs["context_bias"][:requests] = past_bias(lengths, self._cache.capacity)
+        block.inputs["context_bias"][requests:] = MASKED
         block.sampled.fill(inputs)
         with self._clock.phase("draft"):
             block.drafter.run()
         with self._clock.phase("head"):
             block.head.run()
-        return block.sampled.proposal()
+        return block.sampled.proposal(requests)
 
     def _bind(self, requests: int) -> "_Block":
         info, capacity = self._info, self._cache.capacity
@@ -222,6 +229,7 @@ class Eagle3Drafter:
         vocabulary: Target ids of a reduced draft vocabulary, int64 ``[V']``.
         cache: Holds the drafter's own keys and values.
         clock: Tells the time spent in the graph.
+        shapes: The only shapes of its calls; None if any will do.
     """
 
     def __init__(
@@ -231,8 +239,10 @@ class Eagle3Drafter:
         vocabulary: NDArray[np.int64] | None,
         cache: KeyValueCache,
         clock: PhaseClock,
+        shapes: StaticShapes | None = None,
     ) -> None:
         self._session = session
+        self._shapes = shapes
         self._info = info
         self._vocabulary = vocabulary
         self._cache = cache
@@ -258,16 +268,24 @@ class Eagle3Drafter:
 
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
+        shapes = self._shapes
+        most, final = (EXTENSION, EXTENSION) if shapes is None else (shapes.chunk, shapes.block)
         for slot, item in enumerate(inputs):
-            while len(self._pending[slot].following) > EXTENSION:
-                self._extend(slot, [item], EXTENSION)
-        return self._extend(0, inputs, EXTENSION)
+            while (pending := len(self._pending[slot].following)) > final:
+                self._extend(slot, [item], min(most, pending - 1), None if shapes is None else (1, shapes.chunk))
+        return self._extend(0, inputs, final, None if shapes is None else (shapes.batch, shapes.block))
 
-    def _extend(self, first_slot: int, inputs: Sequence[DraftInput], most: int) -> Proposal:
-        """Takes up to ``most`` pending tokens of each request into the cache and drafts after the last."""
+    def _extend(
+        self, first_slot: int, inputs: Sequence[DraftInput], most: int, fixed: tuple[int, int] | None
+    ) -> Proposal:
+        """Takes up to ``most`` pending tokens of each request into the cache and drafts after the last.
+
+        ``fixed`` are the requests and tokens that the graph computes, padding included; None for no padding.
+        """
         slots = range(first_slot, first_slot + len(inputs))
         counts = [min(len(self._pending[slot].following), most) for slot in slots]
-        extension = self._extensions.get(first_slot, len(inputs), max(counts))
+        requests = len(counts)
+        extension = self._extensions.get(first_slot, *(fixed or (requests, max(counts))))
         lengths = self._cache.lengths[DRAFT, slots]
         buffers = extension.inputs
         width = buffers["input_ids"].shape[1]
@@ -276,15 +294,17 @@ class Eagle3Drafter:
             buffers["input_ids"][index, :count] = pending.following[:count]
             buffers["features"][index, :count] = pending.features[:count]
             del pending.following[:count], pending.features[:count]
-        buffers["position_ids"][:] = lengths[:, None] + np.arange(width)
-        buffers["last_index"][:] = np.subtract(counts, 1)
-        buffers["attention_bias"][..., :-width] = past_bias(lengths, self._cache.capacity)
+        buffers["position_ids"][:requests] = lengths[:, None] + np.arange(width)
+        buffers["last_index"][:requests] = np.subtract(counts, 1)
+        past = buffers["attention_bias"][..., :-width]
+        past[:requests] = past_bias(lengths, self._cache.capacity)
+        past[requests:] = MASKED
         extension.sampled.fill(inputs)
         with self._clock.phase("draft"):
             extension.call.run()
         for index, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             self._cache.append(DRAFT, slot, extension.rows[:, :, index, :, :count])
-        return extension.sampled.proposal()
+        return extension.sampled.proposal(requests)
 
     def _bind(self, first_slot: int, requests: int, width: int) -> "_Extension":
         inputs: dict[str, NDArray[Any]] = {
@@ -319,7 +339,9 @@ def make_drafter(bundle: Bundle, sessions: Mapping[str, Session], cache: KeyValu
     """The drafter of a bundle that has one, over its loaded graphs."""
     info, head, vocabulary = bundle.manifest.drafter, bundle.manifest.head, bundle.draft_vocabulary()
     assert info is not None
+    shapes = bundle.manifest.shapes
     if info.kind == "eagle3":
-        return Eagle3Drafter(sessions["drafter"], info, vocabulary, cache, clock)
+        return Eagle3Drafter(sessions["drafter"], info, vocabulary, cache, clock, shapes)
     assert head is not None
-    return BlockDrafter(sessions["drafter"], sessions["head"], info, head, vocabulary, cache, clock)
+    batch = None if shapes is None else shapes.batch
+    return BlockDrafter(sessions["drafter"], sessions["head"], info, head, vocabulary, cache, clock, batch)

@@ -174,6 +174,7 @@ class Engine:
 
     def _prefill(self, request: Request, most: int) -> int:
         """Computes the next tokens of a prompt, ``most`` at most; returns how many."""
+        most = min(most, self._target.most_prompt_tokens or most)
         slot = len(self._running)
         prompt = request.prompt_ids
         start = int(self._cache.lengths[TARGET, slot])

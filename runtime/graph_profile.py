@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dspark.providers import NodeTime, find_provider
+from dspark.providers import ON_CPU, Choice, NodeTime, ProfiledSession, Selection
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.display import notices
@@ -79,6 +79,7 @@ def profile_graphs(
     max_new_tokens: int,
     threads: int | None,
     console: Console,
+    selection: Selection = ON_CPU,
 ) -> GraphProfile:
     """Generates greedily, batch 1, with every node's time written down.
 
@@ -89,17 +90,23 @@ def profile_graphs(
         max_new_tokens: Tokens generated a prompt.
         threads: Host threads.
         console: Shows the progress.
+        selection: What runs the graphs.
     """
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    plan, provider = options.resolve(manifest), find_provider("cpu")
+    plan = options.resolve(manifest)
     names = ["target"] if plan is None else list(manifest.precision)
     calibration = read_calibration(bundle)
     # Steps are measured without a profiler, which would slow them down.
-    unprofiled = partial(open_sessions, bundle, provider, names, threads, check_hashes=None)
-    costs = find_costs(plan, bundle, provider, threads, 1, unprofiled, notices(console))
-    sessions = load_graphs(bundle, provider, provider.profile, names, threads, check_hashes=None)
-    limit = manifest.target.context_length
+    unprofiled = partial(open_sessions, bundle, selection, names, threads, check_hashes=None)
+    costs = find_costs(plan, bundle, selection, threads, 1, unprofiled, notices(console))
+
+    def load(choice: Choice, name: str) -> ProfiledSession:
+        fallback, model = selection.allow_fallback, bundle.graph(name)
+        return choice.provider.profile(model, threads=threads, options=choice.options, allow_fallback=fallback)
+
+    sessions = load_graphs(bundle, selection, load, names, threads, check_hashes=None)
+    limit = manifest.context_length
     inference = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,5 +1,6 @@
 """The public API: load a bundle, generate, stream, converse."""
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from dspark.providers import Provider, ProviderError, Session, find_provider
+from dspark.providers import PROVIDERS, Choice, Provider, ProviderError, Selection, Session
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import KeyValueCache, fixed_capacity, make_cache
@@ -21,6 +22,7 @@ from dspark.runtime.drafting import make_drafter
 from dspark.runtime.engine import Engine, Speculation
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
+from dspark.runtime.fixed_shapes import Dimensions, FixedShapeSession, graph_dimensions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Completion, Priority, Request
@@ -32,14 +34,23 @@ from dspark.runtime.text import TextProcessor, TextStream
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "load_graphs", "open_sessions"]
+__all__ = [
+    "Chunk",
+    "DSparkInference",
+    "Prompt",
+    "check_batch_size",
+    "fitting_choices",
+    "load_graphs",
+    "open_sessions",
+]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
 
 MOST_REQUESTS = 1024
 BATCH_SIZE = 8
-Loaded = TypeVar("Loaded", bound=Session)
+logger = logging.getLogger(__name__)
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -100,14 +111,16 @@ class DSparkInference:
                 draft_length=length,
                 confidence_temperatures=np.asarray(temperatures, np.float32),
             )
-        self.engine = Engine(target, cache, speculation, batch_size, self.clock, self._settings)
+        most = batch_size if manifest.shapes is None else min(batch_size, manifest.shapes.batch)
+        self.engine = Engine(target, cache, speculation, most, self.clock, self._settings)
 
     @classmethod
     def load(
         cls,
         bundle: Path | str,
         *,
-        provider: str = "cpu",
+        provider: str | Sequence[str] = "cpu",
+        allow_fallback: bool = False,
         threads: int | None = None,
         batch_size: int | None = None,
         options: SpeculationOptions | None = None,
@@ -123,9 +136,12 @@ class DSparkInference:
 
         Args:
             bundle: Its folder.
-            provider: What runs its graphs.
+            provider: What runs its graphs, as after ``--provider``: ``NAME[:key=value,…]`` for all of them or
+                ``GRAPH=NAME[:…]`` for one. Of several for the same graph the first that can run it does.
+            allow_fallback: Whether nodes that a device cannot run may run on the host's CPU.
             threads: Host threads; by default one a core.
-            batch_size: Requests that run at once; by default the profile's number, or 8.
+            batch_size: Requests that run at once; by default the profile's number, or 8. At most as many as a bundle
+                of fixed shapes has.
             options: How to speculate; what they leave open the profile decides.
             max_sequence_length: Longest text in tokens, to bound the cache; by default the profile's or the model's own
                 limit.
@@ -148,20 +164,20 @@ class DSparkInference:
             max_sequence_length = chosen.max_sequence_length if max_sequence_length is None else max_sequence_length
         batch_size = BATCH_SIZE if batch_size is None else batch_size
         check_batch_size(batch_size)
-        limit = manifest.target.context_length
+        limit = manifest.context_length
         if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
         plan = options.resolve(manifest)
         names = ["target"] if plan is None else list(manifest.precision)
         calibration = read_calibration(opened)
-        found = find_provider(provider)
-        sessions = open_sessions(opened, found, names, threads, check_hashes)
+        selection = Selection.parse(provider, allow_fallback=allow_fallback)
+        sessions = open_sessions(opened, selection, names, threads, check_hashes)
         capacity = fixed_capacity(sessions)
         if capacity is not None:
             limit = min(limit, capacity - (manifest.drafter.draft_length if manifest.drafter else 0))
         if max_sequence_length is not None and max_sequence_length > limit:
             raise RequestError(f"max_sequence_length is {max_sequence_length}; the bundle was compiled for {limit}")
-        costs = find_costs(plan, opened, found, threads, batch_size, lambda: sessions, notify)
+        costs = find_costs(plan, opened, selection, threads, batch_size, lambda: sessions, notify)
         return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, costs, settings)
 
     def request(
@@ -358,16 +374,36 @@ def check_batch_size(batch_size: int) -> None:
 
 
 def open_sessions(
-    bundle: Bundle, provider: Provider, names: Sequence[str], threads: int | None, check_hashes: bool | None
+    bundle: Bundle,
+    provider: Provider | Selection,
+    names: Sequence[str],
+    threads: int | None,
+    check_hashes: bool | None,
 ) -> dict[str, Session]:
-    """``load_graphs`` to run them."""
-    return load_graphs(bundle, provider, provider.open, names, threads, check_hashes)
+    """``load_graphs`` to run them, on one provider or on the selected ones."""
+    selection = provider if isinstance(provider, Selection) else Selection.of(provider)
+
+    def load(choice: Choice, name: str) -> Session:
+        def load_shape(dimensions: Dimensions) -> Session:
+            return choice.provider.open(
+                bundle.graph(name),
+                threads=threads,
+                options=choice.options,
+                dimensions=dimensions,
+                allow_fallback=selection.allow_fallback,
+            )
+
+        if choice.provider.needs_static_shapes(choice.options):
+            return FixedShapeSession(name, graph_dimensions(bundle.manifest, name), load_shape)
+        return load_shape({})
+
+    return load_graphs(bundle, selection, load, names, threads, check_hashes)
 
 
 def load_graphs(
     bundle: Bundle,
-    provider: Provider,
-    load: Callable[..., Loaded],
+    selection: Selection,
+    load: Callable[[Choice, str], Loaded],
     names: Sequence[str],
     threads: int | None,
     check_hashes: bool | None,
@@ -376,35 +412,81 @@ def load_graphs(
 
     Args:
         bundle: The bundle.
-        provider: Runs the graphs.
-        load: Its ``open`` or its ``profile``.
+        selection: Runs the graphs.
+        load: Loads the graph of a name with the choice that may run it.
         names: The graphs to load.
         threads: See ``DSparkInference.load``.
         check_hashes: See ``Bundle.open``.
 
     Raises:
         BundleError: A file was altered.
-        ProviderError: The provider cannot run the graphs.
+        ProviderError: None of the choices can run a graph.
         RequestError: There cannot be so many threads.
     """
     most_threads = 4 * (os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= most_threads:
         raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
-    manifest = bundle.manifest
-    for name in names:
-        precision = manifest.precision[name]
-        for part in (precision.linear, precision.tables):
-            if part not in provider.precisions:
-                runs = ", ".join(sorted(provider.precisions))
-                raise ProviderError(
-                    f"{provider.name} does not run {part} (the {name} graph); it runs {runs}: export with one of them"
-                )
+    fitting = {name: fitting_choices(bundle, selection, name) for name in names}
+
+    def load_first(name: str) -> Loaded:
+        *others, last = fitting[name]
+        for choice in others:
+            try:
+                return load(choice, name)
+            except ProviderError as error:
+                logger.warning("%s: %s is passed over: %s", name, choice.provider.name, error)
+        return load(last, name)
+
     with ThreadPoolExecutor() as pool:
         checked = pool.submit(bundle.check_hashes, check_hashes)
-        files = manifest.graphs.model_dump()
-        opened = {name: pool.submit(load, bundle.file(files[name]), threads=threads) for name in names}
+        opened = {name: pool.submit(load_first, name) for name in names}
         checked.result()  # an altered file is the better error than what a session makes of it
         return {name: session.result() for name, session in opened.items()}
+
+
+def fitting_choices(bundle: Bundle, selection: Selection, name: str) -> list[Choice]:
+    """Those of a graph's choices that take its precision and shapes; never empty.
+
+    Raises:
+        ProviderError: None does; the message is about the first.
+    """
+    precision = bundle.manifest.precision[name]
+    problems: list[ProviderError] = []
+    fitting = []
+    for choice in selection.choices(name):
+        provider = choice.provider
+        missing = [part for part in (precision.linear, precision.tables) if part not in provider.precisions]
+        if missing:
+            runs = ", ".join(sorted(provider.precisions))
+            takers = [other.name for other in PROVIDERS if missing[0] in other.precisions]
+            others = f", or run it with {' or '.join(takers)}" if takers else ""
+            problems.append(
+                ProviderError(
+                    f"{provider.name} does not run {missing[0]} (the {name} graph); it runs {runs}: "
+                    f"export with one of them{others}"
+                )
+            )
+        elif name == "target" and bundle.manifest.cache_form not in provider.cache_forms:
+            problems.append(
+                ProviderError(
+                    f"{provider.name} cannot write into the cache, as this bundle's target does: "
+                    "export with --cache-form delta"
+                )
+            )
+        elif provider.needs_static_shapes(choice.options) and bundle.manifest.shapes is None:
+            problems.append(
+                ProviderError(
+                    f"{provider.name} takes graphs of fixed shapes only, and this bundle's are not (the {name} graph): "
+                    "export with --static"
+                )
+            )
+        else:
+            fitting.append(choice)
+    if not fitting:
+        raise problems[0]
+    for problem in problems:
+        logger.warning("passed over: %s", problem)
+    return fitting
 
 
 def _text_processor(bundle: Bundle) -> TextProcessor | None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import find_provider
+from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.cost import CostTable
@@ -56,6 +56,8 @@ class LoadSettings(_Model):
         repeats: Turns of every scheduler at every concurrency.
         threads: Host threads; None: one a core.
         profile: A serving profile, by name or file.
+        providers: What runs the graphs, as after ``--provider``.
+        allow_fallback: Whether nodes that a device cannot run may run on the host.
     """
 
     schedulers: tuple[str, ...] | None = None
@@ -65,6 +67,8 @@ class LoadSettings(_Model):
     repeats: int = 1
     threads: int | None = None
     profile: str | None = None
+    providers: tuple[str, ...] = ("cpu",)
+    allow_fallback: bool = False
 
 
 class Percentiles(_Model):
@@ -197,12 +201,12 @@ def run_load_benchmark(
     names = list(manifest.precision) if any(plans.values()) else ["target"]
     params = SamplingParams.parse(SamplingParams(), {"max_new_tokens": settings.max_new_tokens})
     with console.status(Text(f"Loading {path}")):
-        provider = find_provider("cpu")
-        sessions = open_sessions(bundle, provider, names, settings.threads, None)
-        calibration, limit = read_calibration(bundle), manifest.target.context_length
+        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
+        sessions = open_sessions(bundle, selection, names, settings.threads, None)
+        calibration, limit = read_calibration(bundle), manifest.context_length
 
         def costs(plan: SpeculationPlan | None) -> CostTable | None:
-            return find_costs(plan, bundle, provider, settings.threads, batch_size, lambda: sessions, notices(console))
+            return find_costs(plan, bundle, selection, settings.threads, batch_size, lambda: sessions, notices(console))
 
         ways = {
             name: DSparkInference(

@@ -64,7 +64,8 @@ class SpeculationOptions:
         scheduler: ``hardware`` verifies what promises most tokens a second on this device and does not draft where
             that loses, ``hardware-async`` does so with a budget from earlier rounds, ``fixed`` verifies whole drafts,
             ``threshold`` their confident prefixes, ``off`` decodes plainly. By default ``threshold`` when a threshold
-            is given, else ``hardware`` when the bundle has a drafter.
+            is given, else ``hardware`` when the bundle has a drafter, or
+            ``fixed`` if its shapes are fixed.
         max_draft_tokens: The most draft tokens verified a round; by default all (γ).
         confidence_threshold: Where ``threshold`` cuts, a probability; 0.6 by default.
     """
@@ -93,7 +94,12 @@ class SpeculationOptions:
         if not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
             raise RequestError(f"max_draft_tokens is {most}; this drafter allows 1 to {drafter.draft_length}")
         if name is None:
-            name = "hardware" if self.confidence_threshold is None else "threshold"
+            name = "hardware" if manifest.shapes is None else "fixed"
+            name = name if self.confidence_threshold is None else "threshold"
+        if manifest.shapes is not None and name.startswith("hardware"):
+            raise RequestError(
+                f"scheduler {name!r} needs steps whose cost depends on their tokens; this bundle's shapes are fixed"
+            )
         if self.confidence_threshold is not None and name != "threshold":
             raise RequestError(f"confidence_threshold belongs to scheduler 'threshold', not to {name!r}")
         if name == "off":

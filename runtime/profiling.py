@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from dspark.providers import Provider, Session
+from dspark.providers import Provider, Selection, Session
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import make_cache
 from dspark.runtime.clock import PhaseClock
@@ -155,7 +155,7 @@ def measure(
 def find_costs(
     plan: SpeculationPlan | None,
     bundle: Bundle,
-    provider: Provider,
+    provider: Provider | Selection,
     threads: int | None,
     requests: int,
     graphs: Callable[[], Mapping[str, Session]],

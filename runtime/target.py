@@ -48,7 +48,7 @@ class Verification:
     """What a step returned: views of buffers that the next step of the same shape overwrites.
 
     Attributes:
-        logits: float32 ``[K, V]``: of every token, flat, or of each request's last.
+        logits: float32 ``[K, V]``: of every token, flat, or of each request's last; what follows is padding.
         rows: New rows ``[layers, 2, B, kv_heads, T, head_dim]`` for each group of the cache, unless the graph has
             written them into the cache itself.
         features: EAGLE-3 features ``[N, H]``; None without such a drafter.
@@ -69,11 +69,16 @@ class Target:
         manifest: The bundle's manifest.
         cache: Where it reads the past.
         clock: Tells the time spent in the graph.
+
+    Attributes:
+        most_prompt_tokens: Tokens that ``prefill`` takes at most; None if any number.
     """
 
     def __init__(self, session: Session, manifest: Manifest, cache: KeyValueCache, clock: PhaseClock) -> None:
         self._session = session
         self._info = manifest.target
+        self._shapes = manifest.shapes
+        self.most_prompt_tokens = None if manifest.shapes is None else manifest.shapes.chunk
         self._drafter = manifest.drafter
         self._in_place = manifest.cache_form == "in-place"
         self._groups = {TARGET: manifest.target.cache}
@@ -111,14 +116,22 @@ class Target:
 
     def _run(self, phase: str, first_slot: int, runs: Sequence[TokenRun], *, last_only: bool) -> Verification:
         counts = [len(run.tokens) for run in runs]
-        width = max(counts)
         lengths = self._cache.lengths[TARGET, first_slot : first_slot + len(runs)]
-        self._cache.reserve(int(lengths.max()) + width)
-        step = self._steps.get(first_slot, len(runs), width, sum(counts), last_only)
+        if self._shapes is None:
+            self._cache.reserve(int(lengths.max()) + max(counts))
+        step = self._steps.get(first_slot, *self._step_shape(counts, last_only=last_only), last_only)
         offsets = step.fill(lengths, runs, counts)
         with self._clock.phase(phase):
             step.call.run()
         return Verification(step.logits, step.rows, step.features, offsets)
+
+    def _step_shape(self, counts: Sequence[int], *, last_only: bool) -> tuple[int, int, int]:
+        """Requests, most tokens of a request and all tokens that the graph computes, padding included."""
+        if self._shapes is None:
+            return len(counts), max(counts), sum(counts)
+        if last_only:
+            return 1, self._shapes.chunk, self._shapes.chunk
+        return self._shapes.batch, self._shapes.block, self._shapes.batch * self._shapes.block
 
     def _bind(self, first_slot: int, requests: int, width: int, total: int, last_only: bool) -> "_Step":
         scored, capacity = requests if last_only else total, self._cache.capacity
@@ -176,8 +189,11 @@ class _Step:
     last_only: bool
 
     def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: Sequence[int]) -> tuple[int, ...]:
-        """Writes the inputs; returns each request's first flat token and their number."""
-        inputs = self.inputs
+        """Writes the inputs; returns each request's first flat token and their number.
+
+        What is padding keeps values that the graph can compute with: ids, positions and indices of earlier steps.
+        """
+        inputs, requests = self.inputs, len(runs)
         ends = np.cumsum(counts)
         begins = ends - counts
         index = np.arange(ends[-1])
@@ -185,21 +201,22 @@ class _Step:
         within = index - begins[owner]
         positions = starts[owner] + within
         _, width = inputs["pad_index"].shape
-        inputs["input_ids"][:] = np.concatenate([run.tokens for run in runs])
-        inputs["position_ids"][:] = positions
-        inputs["pad_index"][:] = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
-        inputs["unpad_index"][:] = owner * width + within
+        inputs["input_ids"][: len(index)] = np.concatenate([run.tokens for run in runs])
+        inputs["position_ids"][: len(index)] = positions
+        inputs["pad_index"][:requests] = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
+        inputs["unpad_index"][: len(index)] = owner * width + within
         bias = inputs["attention_bias"]
         if WRITE_INDEX in inputs:
             inputs[WRITE_INDEX][:] = starts
             bias[:] = seen_bias(starts[:, None] + np.arange(width), bias.shape[-1])[:, None, None]
         else:
             past = bias[..., :-width]
-            past[:] = past_bias(starts, past.shape[-1])
+            past[:requests] = past_bias(starts, past.shape[-1])
+            past[requests:] = MASKED
         if self.last_only:
             inputs["logits_index"][:] = ends - 1
         if "rope_lengths" in inputs:
-            inputs["rope_lengths"][:] = np.maximum(
+            inputs["rope_lengths"][: len(index)] = np.maximum(
                 positions + 1, np.repeat([run.prompt_length for run in runs], counts)
             )
         return (*begins.tolist(), int(ends[-1]))

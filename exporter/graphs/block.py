@@ -55,8 +55,10 @@ def build_block_drafter(drafter: Drafter, target: Target, weights: WeightFile, e
         hides_future=False,
     )
     assert drafter.mask_token_id is not None, "a block drafter fills its slots with a mask token"
-    masks = g.constant(np.int64(drafter.mask_token_id))
-    ids = g.op("Pad", unsqueeze(g, anchor_ids, 1), g.ints(0, 0, 0, size - 1), masks)
+    anchors = unsqueeze(g, anchor_ids, 1)
+    masks = g.constant(np.full((1, size - 1), drafter.mask_token_id))
+    # Padding with the mask's id would be shorter, but QNN pads with float constants only.
+    ids = g.op("Concat", anchors, g.op("Add", g.op("Sub", anchors, anchors), masks), axis=1) if size > 1 else anchors
     x = embed(g, g.reshape(ids, -1), tensors, "embed_tokens")
     for index, layer in enumerate(backbone.layers):
         seen = after(context[index])

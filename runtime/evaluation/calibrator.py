@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import find_provider
+from dspark.providers import ON_CPU, Selection
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import CALIBRATION, Calibration, confidence_files
 from dspark.runtime.errors import RequestError
@@ -36,6 +36,7 @@ def run_calibration(
     seed: int,
     threads: int | None,
     console: Console,
+    selection: Selection = ON_CPU,
 ) -> Calibration:
     """Generates with whole drafts verified, fits the temperatures and writes ``calibration.json`` into the bundle.
 
@@ -50,6 +51,7 @@ def run_calibration(
         seed: Of the first request; each has the next one.
         threads: Host threads.
         console: Shows the progress.
+        selection: What runs the graphs.
 
     Raises:
         BundleError: The bundle is damaged.
@@ -66,9 +68,9 @@ def run_calibration(
         raise RequestError(f"{path}: has no confidence head, so there is nothing to calibrate")
     if not os.access(path, os.W_OK):
         raise RequestError(f"{path}: cannot be written, so it cannot take a calibration")
-    options, limit = SpeculationOptions("fixed"), manifest.target.context_length
+    options, limit = SpeculationOptions("fixed"), manifest.context_length
     with console.status(Text(f"Loading {path}")):
-        sessions = open_sessions(bundle, find_provider("cpu"), list(manifest.precision), threads, None)
+        sessions = open_sessions(bundle, selection, list(manifest.precision), threads, None)
         inference = DSparkInference(bundle, sessions, options, batch_size, limit)
         for dataset in datasets:
             dataset.check(inference, every[0])

@@ -7,13 +7,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dspark.providers import Selection
 from dspark.runtime.calibration import Calibration
 from dspark.runtime.cli_options import (
+    AllowFallback,
     BatchSize,
     BundleArgument,
     ConfidenceThreshold,
     Json,
     MaxDraftTokens,
+    Providers,
     Scheduler,
     Threads,
     messages,
@@ -54,6 +57,8 @@ def evaluate(
     confidence_threshold: ConfidenceThreshold = None,
     batch_size: BatchSize = 1,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     as_json: Json = False,
 ) -> None:
     """Measures acceptance, speed against plain decoding, and the confidence head on files of prompts.
@@ -75,6 +80,8 @@ def evaluate(
         scheduler=scheduler,
         max_draft_tokens=max_draft_tokens,
         confidence_threshold=confidence_threshold,
+        providers=tuple(provider or ("cpu",)),
+        allow_fallback=allow_fallback,
     )
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
     evaluation = run_evaluation(bundle, datasets, options, settings, messages)
@@ -100,6 +107,8 @@ def calibrate(
     seed: Seed = 0,
     batch_size: BatchSize = 8,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     as_json: Json = False,
 ) -> None:
     """Fits the confidence head's temperatures to drafts for held-out prompts and writes them into the bundle.
@@ -107,8 +116,9 @@ def calibrate(
     Every prompt is run at every temperature. Generation uses the result from then on.
     """
     datasets = read_datasets([*input, *(more or [])], samples)
+    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
     calibration = run_calibration(
-        bundle, datasets, temperature or (0.0, 1.0), max_new_tokens, batch_size, seed, threads, messages
+        bundle, datasets, temperature or (0.0, 1.0), max_new_tokens, batch_size, seed, threads, messages, selection
     )
     if as_json:
         print(calibration.model_dump_json(indent=2))
@@ -126,6 +136,8 @@ def compare(
     max_new_tokens: MaxNewTokens = 128,
     seed: Seed = 0,
     threads: Threads = None,
+    provider: Providers = None,
+    allow_fallback: AllowFallback = False,
     as_json: Json = False,
 ) -> None:
     """Measures how far a bundle is from another of the same model: perplexity, agreement, KL and acceptance length.
@@ -135,7 +147,13 @@ def compare(
     """
     datasets = read_datasets([*input, *(more or [])], samples)
     settings = ComparisonSettings(
-        temperature=temperature, max_new_tokens=max_new_tokens, samples=samples, seed=seed, threads=threads
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        samples=samples,
+        seed=seed,
+        threads=threads,
+        providers=tuple(provider or ("cpu",)),
+        allow_fallback=allow_fallback,
     )
     comparison = run_comparison(bundle, reference, datasets, settings, messages)
     if as_json:

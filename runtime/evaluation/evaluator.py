@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import find_provider
+from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.display import notices
@@ -62,6 +62,8 @@ class EvaluationSettings(_Model):
     scheduler: str | None
     max_draft_tokens: int | None
     confidence_threshold: float | None
+    providers: tuple[str, ...] = ("cpu",)
+    allow_fallback: bool = False
 
 
 class Counts(_Model):
@@ -206,11 +208,11 @@ def run_evaluation(
     if plan is None:
         raise RequestError("scheduler 'off' does not draft, so there is nothing to evaluate; use 'fixed'")
     calibration = read_calibration(bundle)
-    size, limit = settings.batch_size, manifest.target.context_length
+    size, limit = settings.batch_size, manifest.context_length
     with console.status(Text(f"Loading {path}")):
-        provider = find_provider("cpu")
-        sessions = open_sessions(bundle, provider, list(manifest.precision), settings.threads, None)
-        costs = find_costs(plan, bundle, provider, settings.threads, size, lambda: sessions, notices(console))
+        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
+        sessions = open_sessions(bundle, selection, list(manifest.precision), settings.threads, None)
+        costs = find_costs(plan, bundle, selection, settings.threads, size, lambda: sessions, notices(console))
         ways: dict[Way, DSparkInference] = {
             "plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), size, limit),
             "speculative": DSparkInference(bundle, sessions, options, size, limit, calibration, costs),

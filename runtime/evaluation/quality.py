@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import find_provider
+from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, DrafterInfo, Manifest
 from dspark.runtime.cache import make_cache
 from dspark.runtime.clock import PhaseClock
@@ -60,6 +60,8 @@ class ComparisonSettings(_Model):
     samples: int | None
     seed: int
     threads: int | None
+    providers: tuple[str, ...] = ("cpu",)
+    allow_fallback: bool = False
 
 
 class BundleSummary(_Model):
@@ -208,10 +210,16 @@ def run_comparison(
     )
     paths: dict[Side, Path] = {"reference": reference, "candidate": candidate}
     bundles = {side: Bundle.open(path, check_hashes=False) for side, path in paths.items()}
+    for side, bundle in bundles.items():
+        if bundle.manifest.shapes is not None:
+            raise RequestError(
+                f"{paths[side]}: is made for fixed shapes, and a text is compared in longer pieces; "
+                "export without --static to compare"
+            )
     _check_same_tokens(bundles["reference"], bundles["candidate"])
-    limit = min(bundle.manifest.target.context_length for bundle in bundles.values())
+    limit = min(bundle.manifest.context_length for bundle in bundles.values())
     with console.status(Text(f"Loading {reference} and {candidate}")):
-        readers = {side: _Reader(bundle, settings.threads, limit) for side, bundle in bundles.items()}
+        readers = {side: _Reader(bundle, settings, limit) for side, bundle in bundles.items()}
         for dataset in datasets:
             dataset.check(readers["reference"].inference, params)
     measured = _measure(readers, datasets, params, settings.seed, console)
@@ -233,13 +241,14 @@ class _Reader:
 
     Args:
         bundle: The bundle.
-        threads: Host threads.
+        settings: What runs it.
         context_length: Longest text in tokens.
     """
 
-    def __init__(self, bundle: Bundle, threads: int | None, context_length: int) -> None:
+    def __init__(self, bundle: Bundle, settings: ComparisonSettings, context_length: int) -> None:
         manifest = bundle.manifest
-        sessions = open_sessions(bundle, find_provider("cpu"), list(manifest.precision), threads, None)
+        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
+        sessions = open_sessions(bundle, selection, list(manifest.precision), settings.threads, None)
         self.drafts = manifest.drafter is not None
         options = SpeculationOptions("fixed" if self.drafts else "off")
         self.inference = DSparkInference(bundle, sessions, options, 1, context_length)

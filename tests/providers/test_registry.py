@@ -10,8 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dspark.providers import PROVIDERS, DSparkError, ProviderError, find_provider
-from dspark.providers.onnxruntime_session import OnnxRuntimeSession
+from dspark.providers import PROVIDERS, DSparkError, OnnxRuntimeProvider, ProviderError, find_provider
 
 ROOT = Path(__file__).parents[2]
 GoldenBundle = Callable[[str], Path]
@@ -47,8 +46,12 @@ def test_another_name_gets_the_list(name: str) -> None:
 
 
 def test_a_provider_that_this_build_lacks_is_no_silent_cpu(head: Path) -> None:
-    with pytest.raises(ProviderError, match="NoSuchExecutionProvider is not in this ONNX Runtime") as raised:
-        OnnxRuntimeSession(head, "NoSuchExecutionProvider", None)
+    lacking = OnnxRuntimeProvider(
+        name="lacking", execution_provider="NoSuchExecutionProvider", precisions=frozenset(), install="pip install it"
+    )
+    with pytest.raises(ProviderError, match=r"NoSuchExecutionProvider is not in .*; pip install it") as raised:
+        lacking.open(head, threads=1)
+    assert lacking.discover().problem == str(raised.value)
     for name in onnxruntime.get_available_providers():
         assert name in str(raised.value)
 

@@ -1,0 +1,280 @@
+"""Providers that ONNX Runtime brings, built in or as plug-in libraries.
+
+Sources: onnxruntime.ai, "Execution Providers" and "Using a Plugin Execution Provider Library".
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata, util
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dspark.providers.errors import PluginError, ProviderError
+from dspark.providers.onnxruntime_session import OnnxRuntimeSession, one_line
+from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
+from dspark.providers.session import PlacedNode, ProfiledSession, Session
+
+__all__ = ["OnnxRuntimeProvider", "Plugin"]
+
+INSTALL_HINT = (
+    "ONNX Runtime is not installed; install one build of it with an extra, for example "
+    "pip install 'dspark-onnx[cpu]' (others: cuda, tensorrt, openvino, qnn, cann)"
+)
+HOST = "CPUExecutionProvider"
+STRICT = {"session.disable_cpu_ep_fallback": "1"}
+RECORDED = {"session.record_ep_graph_assignment_info": "1"}
+FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
+"""What ONNX Runtime says when strict placement fails; it does not say which nodes it is about."""
+SHOWN = 12
+"""Fallen nodes that an error names."""
+_registering = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """The package that brings an execution provider as a library.
+
+    Attributes:
+        module: Its module; ``get_library_path()`` tells where the library lies.
+        distribution: Its name for pip.
+        devices: What the library drives, for the error when none is there.
+    """
+
+    module: str
+    distribution: str
+    devices: str
+
+    @property
+    def installed(self) -> bool:
+        """Whether the package is there."""
+        return util.find_spec(self.module) is not None
+
+    @property
+    def version(self) -> str:
+        """The package's version."""
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            return "of unknown version"
+
+    def register(self, runtime: Any, name: str) -> None:
+        """Makes ONNX Runtime load the library, once a process.
+
+        Raises:
+            PluginError: The library is missing or does not fit this ONNX Runtime.
+        """
+        with _registering:
+            if any(device.ep_name == name for device in runtime.get_ep_devices()):
+                return
+            path = "its library"
+            try:
+                path = str(import_module(self.module).get_library_path())
+                runtime.register_execution_provider_library(name, path)
+            except Exception as error:  # the binding raises its own classes, which share no public base
+                if "already registered" in str(error):  # but it drives no device here
+                    return
+                raise PluginError(
+                    f"{path}: {self.distribution} {self.version} cannot be loaded by ONNX Runtime "
+                    f"{runtime.__version__}: {one_line(error)}; install versions of both that fit each other"
+                ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxRuntimeProvider(Provider):
+    """An execution provider of ONNX Runtime.
+
+    Attributes:
+        execution_provider: Its name in ONNX Runtime.
+        plugin: The package that brings it to builds of ONNX Runtime without it; None if there is none.
+        defaults: Options that are passed unless the user gives others.
+        host_operators: Operators that ONNX Runtime itself keeps on the host beside this provider, because they compute
+            shapes; strict placement tolerates these and no others.
+    """
+
+    execution_provider: str
+    plugin: Plugin | None = None
+    defaults: tuple[tuple[str, str], ...] = ()
+    host_operators: frozenset[str] = frozenset()
+
+    def discover(self) -> Discovery:
+        """Looks for the execution provider and its devices; never raises."""
+        try:
+            devices = self._devices(_import_onnxruntime())
+        except ProviderError as error:
+            return Discovery(problem=str(error))
+        return Discovery(tuple(map(_describe, devices)) or tuple(load.device for load in self.load()))
+
+    def open(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        allow_fallback: bool = False,
+    ) -> Session:
+        """Loads a graph; see ``Provider.open``."""
+        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback, folder=None)
+
+    def profile(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        allow_fallback: bool = False,
+    ) -> ProfiledSession:
+        """Loads a graph with ONNX Runtime's profiler."""
+        folder = TemporaryDirectory()
+        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback, folder=folder)
+
+    def placement(
+        self,
+        model: Path,
+        *,
+        threads: int | None,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    ) -> Sequence[PlacedNode]:
+        """Which node of a graph would run where, after ONNX Runtime's optimisations."""
+        return self._create(model, threads, options, dimensions, RECORDED).placed_nodes()
+
+    def default_options(self, threads: int | None) -> dict[str, str]:
+        """Options that are passed unless the user gives others."""
+        return dict(self.defaults)
+
+    def select(self, devices: Sequence[Any], options: Mapping[str, str]) -> tuple[Sequence[Any], dict[str, str]]:
+        """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
+        return devices[:1], dict(options)
+
+    def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> OnnxRuntimeSession:
+        """What the runtime sees of an ``onnxruntime.InferenceSession``."""
+        return OnnxRuntimeSession(model, session, folder)
+
+    def configure(self, session_options: Any) -> None:
+        """Changes ONNX Runtime's session options, for providers that need it."""
+
+    def _open(
+        self,
+        model: Path,
+        threads: int | None,
+        options: Mapping[str, str],
+        dimensions: Mapping[str, int],
+        *,
+        allow_fallback: bool,
+        folder: "TemporaryDirectory[str] | None",
+    ) -> OnnxRuntimeSession:
+        if allow_fallback or self.execution_provider == HOST:
+            return self._create(model, threads, options, dimensions, {}, folder)
+        if self.host_operators:
+            session = self._create(model, threads, options, dimensions, RECORDED, folder)
+            self._refuse_fallen(model, session)
+            return session
+        try:
+            return self._create(model, threads, options, dimensions, STRICT, folder)
+        except ProviderError as error:
+            if FALLBACK_REFUSED not in str(error):
+                raise
+            self._refuse_fallen(model, self._create(model, threads, options, dimensions, RECORDED))
+            raise
+
+    def _refuse_fallen(self, model: Path, session: OnnxRuntimeSession) -> None:
+        fallen = [
+            node
+            for node in session.placed_nodes()
+            if node.provider != self.execution_provider and node.operator not in self.host_operators
+        ]
+        if fallen:
+            names = ", ".join(f"{node.name} ({node.operator})" for node in fallen[:SHOWN])
+            more = f" and {len(fallen) - SHOWN} more" if len(fallen) > SHOWN else ""
+            raise ProviderError(
+                f"{model}: {self.name} cannot run {len(fallen)} of the graph's nodes: {names}{more}; "
+                "they would run on the host's CPU, which --allow-fallback permits"
+            )
+
+    def _create(
+        self,
+        model: Path,
+        threads: int | None,
+        options: Mapping[str, str],
+        dimensions: Mapping[str, int],
+        config: Mapping[str, str],
+        folder: "TemporaryDirectory[str] | None" = None,
+    ) -> OnnxRuntimeSession:
+        self.check_options(options)
+        runtime = _import_onnxruntime()
+        devices = self._devices(runtime)
+        session_options = runtime.SessionOptions()
+        session_options.log_severity_level = 4  # errors are raised
+        if threads is not None:
+            session_options.intra_op_num_threads = threads
+        if folder is not None:
+            session_options.enable_profiling = True
+            session_options.profile_file_prefix = str(Path(folder.name) / model.stem)
+        # The sessions of a bundle take turns on the same cores: workers must not spin into the next one's run.
+        session_options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in config.items():
+            session_options.add_session_config_entry(name, value)
+        for name, size in dimensions.items():
+            session_options.add_free_dimension_override_by_name(name, size)
+        self.configure(session_options)
+        passed = {**self.default_options(threads), **options}
+        arguments: dict[str, Any] = {"enable_fallback": 0}
+        try:
+            if devices:
+                chosen, passed = self.select(devices, passed)
+                session_options.add_provider_for_devices(chosen, passed)
+            else:
+                arguments["providers"] = [(self.execution_provider, passed)]
+            session = runtime.InferenceSession(str(model), session_options, **arguments)
+        except ProviderError:
+            raise
+        except Exception as error:  # the binding raises its own classes, which share no public base
+            raise ProviderError(
+                f"{model}: {self.execution_provider} cannot load the graph: {one_line(error)}"
+            ) from error
+        if self.execution_provider not in session.get_providers():  # its device or a library of it is missing
+            raise ProviderError(
+                f"{model}: {self.execution_provider} did not start, and ONNX Runtime would use "
+                f"{', '.join(session.get_providers())} instead; {self.install}"
+            )
+        return self.wrap(model, session, folder)
+
+    def _devices(self, runtime: Any) -> Sequence[Any]:
+        """The plug-in's devices; none if the provider is built into ONNX Runtime.
+
+        Raises:
+            ProviderError: The provider is not installed or drives none of the host's devices.
+        """
+        available = runtime.get_available_providers()
+        if self.plugin is None or not self.plugin.installed:
+            if self.execution_provider in available:
+                return ()
+            raise ProviderError(
+                f"{self.execution_provider} is not in this ONNX Runtime ({', '.join(available)}); {self.install}"
+            )
+        self.plugin.register(runtime, self.execution_provider)
+        devices = [device for device in runtime.get_ep_devices() if device.ep_name == self.execution_provider]
+        if not devices:
+            raise ProviderError(
+                f"{self.plugin.distribution} {self.plugin.version} is installed, but there is no device "
+                f"that it drives ({self.plugin.devices})"
+            )
+        return devices
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ProviderError(INSTALL_HINT) from error
+    return onnxruntime
+
+
+def _describe(device: Any) -> str:
+    hardware = device.device
+    name = device.ep_metadata.get("ov_device") or hardware.type.name
+    return f"{name} ({hardware.vendor or device.ep_vendor})"

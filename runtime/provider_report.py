@@ -1,0 +1,57 @@
+"""What ``dspark-run providers`` and ``dspark-run inspect --placement`` tell."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dspark.providers import PROVIDERS, Choice, PlacedNode, Provider, ProviderError, Selection, added_providers
+from dspark.runtime.bundle import Bundle
+from dspark.runtime.fixed_shapes import graph_dimensions
+from dspark.runtime.inference import load_graphs
+
+__all__ = ["placement", "provider_rows"]
+
+
+def provider_rows() -> list[dict[str, Any]]:
+    """Every provider, those of other packages last: what it takes, its devices and their load, why it is unusable."""
+    return [*map(_row, PROVIDERS), *(_added_row(name, provider) for name, provider in added_providers().items())]
+
+
+def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapping[str, Sequence[PlacedNode]]:
+    """Which node of each graph would run where, after the providers' optimisations, if all of them may fall back.
+
+    Raises:
+        ProviderError: A provider cannot load a graph, or cannot tell.
+    """
+    names = list(bundle.manifest.precision)
+
+    def load(choice: Choice, name: str) -> Sequence[PlacedNode]:
+        static = choice.provider.needs_static_shapes(choice.options)
+        dimensions = graph_dimensions(bundle.manifest, name)[-1] if static else {}
+        return choice.provider.placement(
+            bundle.graph(name), threads=threads, options=choice.options, dimensions=dimensions
+        )
+
+    return load_graphs(bundle, selection, load, names, threads, check_hashes=False)
+
+
+def _row(provider: Provider) -> dict[str, Any]:
+    discovery = provider.discover()
+    return {
+        "name": provider.name,
+        "aliases": list(provider.aliases),
+        "usable": discovery.problem is None,
+        "devices": list(discovery.devices),
+        "precisions": sorted(provider.precisions),
+        "shapes": "fixed" if provider.static_shapes else "any",
+        "options": sorted(provider.options),
+        "load": [asdict(load) for load in provider.load()] if discovery.problem is None else [],
+        "problem": discovery.problem,
+    }
+
+
+def _added_row(name: str, provider: Provider | ProviderError) -> dict[str, Any]:
+    if isinstance(provider, Provider):
+        return _row(provider)
+    nothing: dict[str, Any] = {key: [] for key in ("aliases", "devices", "precisions", "options", "load")}
+    return {"name": name, **nothing, "usable": False, "shapes": "", "problem": str(provider)}

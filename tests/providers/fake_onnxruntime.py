@@ -1,0 +1,111 @@
+"""ONNX Runtime's boundary, faked: what a provider passes to it is written down, and answered as its documentation says.
+
+Sources: onnxruntime.ai, "Using a Plugin Execution Provider Library" and the Python API reference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["FALLBACK_REFUSED", "FakeDevice", "FakeOnnxRuntime"]
+
+FALLBACK_REFUSED = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the default CPU EP, "
+    "but fallback to CPU EP has been explicitly disabled by the user."
+)
+
+
+@dataclass
+class FakeDevice:
+    """An ``OrtEpDevice``."""
+
+    ep_name: str
+    kind: str = "NPU"
+    ep_metadata: Mapping[str, str] = field(default_factory=dict)
+    ep_vendor: str = "Vendor"
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(type=SimpleNamespace(name=self.kind), vendor=self.ep_vendor)
+
+
+class _SessionOptions:
+    def __init__(self) -> None:
+        self.config: dict[str, str] = {}
+        self.dimensions: dict[str, int] = {}
+        self.added: tuple[list[FakeDevice], dict[str, str]] | None = None
+        self.log_severity_level = 2
+        self.intra_op_num_threads = 0
+        self.enable_profiling = False
+        self.profile_file_prefix = ""
+
+    def add_session_config_entry(self, name: str, value: str) -> None:
+        self.config[name] = value
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        self.dimensions[name] = size
+
+    def add_provider_for_devices(self, devices: Sequence[FakeDevice], options: Mapping[str, str]) -> None:
+        assert devices, "ONNX Runtime refuses an empty list"
+        assert all(isinstance(value, str) for value in options.values())
+        self.added = list(devices), dict(options)
+
+
+@dataclass
+class FakeOnnxRuntime:
+    """The module ``onnxruntime``.
+
+    Attributes:
+        built_in: Names of providers built in, besides the CPU's.
+        libraries: Devices that a plug-in library drives, by its path.
+        refuses: What loading a library raises.
+        fallen: Nodes that no provider but the CPU's takes, as (name, operator).
+        started: Whether a built-in provider starts; else ONNX Runtime uses the CPU without a word.
+        sessions: The session options of every session, and the ``providers`` argument.
+    """
+
+    built_in: tuple[str, ...] = ()
+    libraries: Mapping[str, Sequence[FakeDevice]] = field(default_factory=dict)
+    refuses: str | None = None
+    fallen: Sequence[tuple[str, str]] = ()
+    started: bool = True
+    sessions: list[tuple[_SessionOptions, Any]] = field(default_factory=list)
+    registered: dict[str, str] = field(default_factory=dict)
+    __version__: str = "1.32.0"
+    SessionOptions: Any = _SessionOptions
+
+    def get_available_providers(self) -> list[str]:
+        return [*self.built_in, "CPUExecutionProvider"]
+
+    def get_ep_devices(self) -> list[FakeDevice]:
+        loaded = [device for path in self.registered.values() for device in self.libraries[path]]
+        return [FakeDevice("CPUExecutionProvider", "CPU"), *loaded]
+
+    def register_execution_provider_library(self, name: str, path: str) -> None:
+        if self.refuses is not None:
+            raise RuntimeError(self.refuses)
+        if name in self.registered:
+            raise RuntimeError(f"EP library is already registered under {name}")
+        self.registered[name] = path
+
+    def InferenceSession(  # noqa: N802 - ONNX Runtime's name
+        self, path: str, options: _SessionOptions, *, providers: Any = None, enable_fallback: int = 1
+    ) -> Any:
+        assert enable_fallback == 0, "a session that fails is not to be opened again on the CPU"
+        self.sessions.append((options, providers))
+        name = options.added[0][0].ep_name if options.added else providers[0][0]
+        if self.fallen and options.config.get("session.disable_cpu_ep_fallback") == "1":
+            raise RuntimeError(FALLBACK_REFUSED)
+        nodes = [("taken", "MatMul", name), *((*node, "CPUExecutionProvider") for node in self.fallen)]
+        recorded = options.config.get("session.record_ep_graph_assignment_info") == "1"
+        return SimpleNamespace(
+            get_providers=lambda: [*([name] if self.started else []), "CPUExecutionProvider"],
+            get_provider_graph_assignment_info=lambda: [
+                SimpleNamespace(
+                    ep_name=provider, get_nodes=lambda n=node, o=operator: [SimpleNamespace(name=n, op_type=o)]
+                )
+                for node, operator, provider in nodes
+                if recorded
+            ],
+        )
