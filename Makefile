@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 VENV := .venv
+# The plug-in drives processors of Intel only, this build of ONNX Runtime those of any vendor.
+OPENVINO := .venv-openvino
 BIN := $(VENV)/bin
 GPU := .venv-gpu
 CACHE := .cache
@@ -26,8 +28,11 @@ test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
 
 test-providers: $(VENV)/.dev $(GGUF) ## the tests with vendors' libraries that run without their devices
-	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx
+	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx onnxruntime-ep-openvino onnxruntime-qnn
 	$(BIN)/python -m pytest --durations=10 -m "providers and not gpu"
+	test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
+	$(OPENVINO)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-openvino "pytest>=8"
+	$(OPENVINO)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_openvino.py
 
 # ONNX Runtime's builds exclude each other, so this has an environment of its own.
 test-gpu: $(GGUF) ## everything that needs an NVIDIA GPU, with a table of what it measured
