@@ -9,7 +9,7 @@ import pytest
 from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import find_provider
-from dspark.runtime import Completion, DSparkInference, SamplingParams
+from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
 from tests.runtime.command_line import runner
 
 pytestmark = pytest.mark.providers
@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 SAMPLE_DRAFTER = Path(__file__).parents[2] / "samples" / "smollm2" / "drafter"
 PROMPTS = ["Why is the sky blue?", "Write a haiku about the sea.", "List three prime numbers."]
 GoldenBundle = Callable[..., Path]
+WHOLE = SpeculationOptions("fixed")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _openvino() -> None:
 
 
 def completions(bundle: Path, provider: list[str], count: int = 48) -> list[Completion]:
-    model = DSparkInference.load(bundle, provider=provider, batch_size=2, threads=2)
+    model = DSparkInference.load(bundle, provider=provider, batch_size=2, threads=2, options=WHOLE)
     return model.generate(PROMPTS, SamplingParams(max_new_tokens=count))
 
 
@@ -42,7 +43,7 @@ def test_golden_models(drafter: str, golden_bundle: GoldenBundle) -> None:
     # A DFlash head reads neither hidden states nor anchors; onnxruntime-openvino 1.24 mixes up the inputs of a graph
     # that does not read all of them.
     provider = ["openvino", "head=cpu"] if drafter == "dflash" else ["openvino"]
-    model = DSparkInference.load(golden_bundle(drafter, "delta"), provider=provider, batch_size=3)
+    model = DSparkInference.load(golden_bundle(drafter, "delta"), provider=provider, batch_size=3, options=WHOLE)
     found = model.generate([case["prompt"] for case in cases], SamplingParams(max_new_tokens=64))
     assert [completion.token_ids for completion in found] == [case["output"] for case in cases]
     for completion, case in zip(found, cases, strict=True):
