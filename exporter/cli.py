@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -110,12 +111,16 @@ def export(
         show_comparisons(comparisons, Console())
 
 
-def main() -> None:
-    """Runs the command line; an error of ours becomes one line and exit code 1."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; an error of ours becomes one line and exit code 1.
+
+    Args:
+        arguments: What stands behind the command's name; by default what this process was started with.
+    """
     for name in {"SIGTERM", "SIGHUP"} & set(dir(signal)):  # what is half-written is removed, as after Ctrl-C
         signal.signal(getattr(signal, name), lambda received, frame: sys.exit(128 + received))
     try:
-        app()
+        app(arguments, prog_name="dspark-export")
     except DSparkError as error:
         messages.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)

