@@ -12,7 +12,7 @@ BUNDLE := $(CACHE)/smollm2
 SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl' -o -name '*.jinja')
 DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
-.PHONY: demo test test-slow test-parity test-providers test-gpu lint format types clean
+.PHONY: demo test test-slow test-parity test-providers test-openvino test-gpu lint format types clean
 
 demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
 	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
@@ -27,9 +27,11 @@ test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5" optimum
 	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
 
-test-providers: $(VENV)/.dev $(GGUF) ## the tests with vendors' libraries that run without their devices
+test-providers: $(VENV)/.dev $(GGUF) test-openvino ## the tests with vendors' libraries that run without their devices
 	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx onnxruntime-ep-openvino onnxruntime-qnn
 	$(BIN)/python -m pytest --durations=10 -m "providers and not gpu"
+
+test-openvino: $(GGUF) ## the whole loop on OpenVINO's CPU device
 	test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
 	$(OPENVINO)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-openvino "pytest>=8"
 	$(OPENVINO)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_openvino.py
