@@ -45,7 +45,7 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a step returned: views of buffers that the next step of the same shape overwrites.
+    """What a step returned: views of buffers that the next step overwrites.
 
     Attributes:
         logits: float32 ``[K, V]``: of every token, flat, or of each request's last; what follows is padding.
@@ -86,6 +86,7 @@ class Target:
             self._groups[DRAFT] = manifest.drafter.cache
         self._cache = cache
         self._clock = clock
+        self._logits = np.zeros((0, self._info.vocabulary_size), np.float32)
         self._steps = BoundCalls(cache, self._bind)
 
     def prefill(self, slot: int, run: TokenRun) -> Verification:
@@ -125,6 +126,12 @@ class Target:
             step.call.run()
         return Verification(step.logits, step.rows, step.features, offsets)
 
+    def _logits_rows(self, count: int) -> NDArray[np.float32]:
+        """A buffer ``[count, V]``, the same for steps of all shapes: a fresh one costs more than a step does."""
+        if len(self._logits) < count:
+            self._logits = np.zeros((count, self._info.vocabulary_size), np.float32)
+        return self._logits[:count]
+
     def _step_shape(self, counts: Sequence[int], *, last_only: bool) -> tuple[int, int, int]:
         """Requests, most tokens of a request and all tokens that the graph computes, padding included."""
         if self._shapes is None:
@@ -150,7 +157,7 @@ class Target:
         if self._info.rope_lengths:
             inputs["rope_lengths"] = np.zeros(total, np.int64)
 
-        logits = np.zeros((scored, self._info.vocabulary_size), np.float32)
+        logits = self._logits_rows(scored)
         cached, outputs = dict(inputs), {"logits": logits}
         rows = {}
         for group in self._groups:
