@@ -221,12 +221,34 @@ def find_profile(name: Path | str) -> ServingProfile:
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"profile {path}: cannot be read: {error}") from error
     try:
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # PyYAML lets the latter three through
         raise RequestError(f"profile {name}: is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:  # an empty file
+        content = {}
     if not isinstance(content, dict):
         raise RequestError(f"profile {name}: must be keys with values, not {reprlib.repr(content)}")
     return _parse(name, content)
+
+
+def _refuse_repeated_keys(node: Any) -> None:
+    """PyYAML would take the last of them.
+
+    Raises:
+        ValueError: A key of a mapping stands there twice.
+    """
+    keys = [key.value for key, _ in node.value] if getattr(node, "id", None) == "mapping" else []
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} stands there twice")
+    for _, value in node.value if keys else []:
+        _refuse_repeated_keys(value)
 
 
 def _parse(name: Path | str, content: dict[Any, Any]) -> ServingProfile:

@@ -214,7 +214,6 @@ def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], gol
             "draft_ratio: 1\nscheduling: {}",
             "has draft_ratio, scheduling; use verification and scheduling, or draft_ratio",
         ),
-        ("", "must be keys with values, not None"),
         ("[1, 2]", "must be keys with values, not [1, 2]"),
         ("a: [", "is not YAML"),
         ("a: !!python/object/apply:os.system [true]", "is not YAML"),
@@ -225,6 +224,27 @@ def test_a_wrong_profile_is_told(text: str, message: str, written: Callable[[str
         find_profile(written(text))
     assert str(caught.value).startswith(f"profile {written(text)}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "verification: {batch_size: 2001-13-45}",
+        "verification: {batch_size: 0x_}",
+        "a: !!timestamp foo",
+        "[" * 20_000,
+        "draft_ratio: 0.5\ndraft_ratio: 0.6",
+        "verification: {batch_size: 8, batch_size: 9}",
+    ],
+    ids=["date", "number", "timestamp", "deep", "repeated", "repeated in a section"],
+)
+def test_what_yaml_cannot_take_is_told(text: str, written: Callable[[str], Path]) -> None:
+    with pytest.raises(RequestError, match="is not YAML: ."):
+        find_profile(written(text))
+
+
+def test_an_empty_profile_binds_nothing(written: Callable[[str], Path]) -> None:
+    assert find_profile(written("")) == find_profile(written("{}"))
 
 
 def test_all_that_is_wrong_is_told_at_once(written: Callable[[str], Path]) -> None:
