@@ -324,6 +324,8 @@ def profile(
     manifest = opened.manifest
     if manifest.drafter is None:
         raise RequestError(f"{bundle}: has no drafter, so there is nothing to schedule")
+    if manifest.shapes is not None:
+        raise RequestError(f"{bundle}: has fixed shapes, so what a step costs does not depend on its tokens")
     with messages.status(Text(f"Loading {bundle}")):
         sessions = open_sessions(opened, selection, list(manifest.precision), threads, check_hashes=None)
     grid = full_grid(max_requests, manifest.drafter.draft_length, repeats)
