@@ -239,7 +239,7 @@ def test_a_wrong_profile_is_told(text: str, message: str, written: Callable[[str
     ids=["date", "number", "timestamp", "deep", "repeated", "repeated in a section"],
 )
 def test_what_yaml_cannot_take_is_told(text: str, written: Callable[[str], Path]) -> None:
-    with pytest.raises(RequestError, match="is not YAML: ."):
+    with pytest.raises(RequestError, match=r"is not YAML: ."):
         find_profile(written(text))
 
 
