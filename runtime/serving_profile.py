@@ -223,12 +223,7 @@ def find_profile(name: Path | str) -> ServingProfile:
     try:
         _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         content = yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # PyYAML lets the latter three through
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:  # PyYAML lets all of them through
         raise RequestError(f"profile {name}: is not YAML: {' '.join(str(error).split())}") from error
     if content is None:  # an empty file
         content = {}
