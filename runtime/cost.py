@@ -104,6 +104,7 @@ class CostTable(_Model):
 
     Attributes:
         key: What it holds for.
+        brief: Whether little time was spent on it; another brief measurement may then take its place.
         max_batch_tokens: The largest N of a step.
         curves: Steps, at the smallest context for 1 request and more, at longer ones for 1 request.
         draft_requests: Requests R of a draft, rising from 1.
@@ -112,6 +113,7 @@ class CostTable(_Model):
 
     schema_version: Literal[1] = 1
     key: CostKey
+    brief: bool = False
     max_batch_tokens: Count
     curves: tuple[StepCurve, ...] = Field(min_length=1)
     draft_requests: tuple[Count, ...] = Field(min_length=1)
@@ -208,16 +210,15 @@ def cost_file(bundle: Bundle, key: CostKey) -> Path:
     return bundle.file(COST_FOLDER) / key.file_name
 
 
-def read_costs(bundle: Bundle, key: CostKey, requests: int) -> CostTable | None:
+def read_costs(bundle: Bundle, key: CostKey) -> CostTable | None:
     """Reads the table that was measured on this device; None if there is none.
 
     Args:
         bundle: The bundle.
         key: What it has to hold for.
-        requests: Requests of a step that it has to know.
 
     Raises:
-        BundleError: The file is damaged, of another version, holds for something else or for fewer requests.
+        BundleError: The file is damaged, of another version, or holds for something else.
     """
     file = cost_file(bundle, key)
     try:
@@ -237,8 +238,6 @@ def read_costs(bundle: Bundle, key: CostKey, requests: int) -> CostTable | None:
     for name in sorted({*here, *there}):
         if here.get(name) != there.get(name):
             raise BundleError(f"{file}: was measured with {name} {there.get(name)}; here it is {here.get(name)}")
-    if table.max_requests < requests:
-        raise BundleError(f"{file}: was measured with {table.max_requests} requests at most; there can be {requests}")
     return table
 
 

@@ -88,13 +88,14 @@ class Profile:
     steps: defaultdict[StepShape, list[float]] = field(default_factory=lambda: defaultdict(list))
     drafts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def table(self, key: CostKey) -> CostTable:
-        """The medians."""
+    def table(self, key: CostKey, *, brief: bool = False) -> CostTable:
+        """The medians; ``brief`` says that little time was spent on them."""
         curves: defaultdict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
         for shape, times in sorted(self.steps.items()):
             curves[shape.requests, shape.context_length].append((shape.requests * shape.tokens, 1 / median(times)))
         return CostTable(
             key=key,
+            brief=brief,
             max_batch_tokens=max(shape.requests * shape.tokens for shape in self.steps),
             curves=tuple(
                 StepCurve(
@@ -176,19 +177,26 @@ def find_costs(
         return None
     key = cost_key(bundle, provider, threads)
     try:
-        table = read_costs(bundle, key, requests)
+        table = read_costs(bundle, key)
     except BundleError as error:
         notify(f"{error}; measuring anew")
         table = None
-    if table is not None:
+    if table is not None and table.max_requests >= requests:
         return table
-    notify(f"Measuring briefly what steps cost on this device: {cost_file(bundle, key)}")
-    table = measure(bundle, graphs(), brief_grid(requests, plan.draft_length)).table(key)
-    try:
-        write_costs(bundle, table)
-    except OSError as error:
-        notify(f"The measurement cannot be kept: {error}")
-    return table
+    if table is not None:
+        notify(
+            f"{cost_file(bundle, key)}: was measured with {table.max_requests} requests at most; there can be "
+            f"{requests}; measuring briefly for now (dspark-run profile --max-requests {requests} does for good)"
+        )
+    else:
+        notify(f"Measuring briefly what steps cost on this device: {cost_file(bundle, key)}")
+    measured = measure(bundle, graphs(), brief_grid(requests, plan.draft_length)).table(key, brief=True)
+    if table is None or table.brief:
+        try:
+            write_costs(bundle, measured)
+        except OSError as error:
+            notify(f"The measurement cannot be kept: {error}")
+    return measured
 
 
 class _Bench:

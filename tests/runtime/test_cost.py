@@ -47,10 +47,10 @@ def key_of(path: Path) -> CostKey:
 
 def test_a_table_comes_back_as_it_was(copied: Path) -> None:
     bundle, key = Bundle.open(copied), key_of(copied)
-    assert read_costs(bundle, key, 1) is None
+    assert read_costs(bundle, key) is None
     table = cost_table(key=key)
     assert write_costs(bundle, table) == cost_file(bundle, key)
-    assert read_costs(bundle, key, 8) == table
+    assert read_costs(bundle, key) == table
     stored = json.loads(cost_file(bundle, key).read_text())
     assert stored["max_batch_tokens"] == 48
     curve = next(curve for curve in stored["curves"] if (curve["requests"], curve["context_length"]) == (2, 128))
@@ -85,7 +85,7 @@ def test_a_table_from_elsewhere_is_refused(change: dict[str, object], message: s
     foreign = cost_table(key=key.model_copy(update=change))
     cost_file(bundle, key).write_text(foreign.model_dump_json())
     with pytest.raises(BundleError) as raised:
-        read_costs(bundle, key, 1)
+        read_costs(bundle, key)
     assert message in str(raised.value)
     assert str(raised.value).startswith(f"{cost_file(bundle, key)}: ")
 
@@ -106,14 +106,18 @@ def test_a_damaged_table_is_refused(change: str | dict[str, object], message: st
     content = json.loads(file.read_text())
     file.write_text(change if isinstance(change, str) else json.dumps(content | change))
     with pytest.raises(BundleError, match=message):
-        read_costs(bundle, key, 1)
+        read_costs(bundle, key)
 
 
-def test_a_table_of_too_few_requests_is_refused(copied: Path) -> None:
-    bundle, key = Bundle.open(copied), key_of(copied)
-    write_costs(bundle, cost_table(max_requests=8, key=key))
-    with pytest.raises(BundleError, match="was measured with 8 requests at most; there can be 9"):
-        read_costs(bundle, key, 9)
+@pytest.mark.parametrize("brief", [True, False])
+def test_a_brief_measurement_replaces_only_a_brief_one(brief: bool, copied: Path) -> None:
+    bundle, key, told = Bundle.open(copied), key_of(copied), list[str]()
+    write_costs(bundle, cost_table(max_requests=2, key=key).model_copy(update={"brief": brief}))
+    DSparkInference.load(copied, threads=1, batch_size=4, notify=told.append)
+    assert "was measured with 2 requests at most; there can be 4" in told[0]
+    table = read_costs(bundle, key)
+    assert table is not None
+    assert table.max_requests == (4 if brief else 2)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,7 @@ def test_a_bundle_without_a_table_measures_itself_once(name: str, golden_bundle:
     load(3)
     assert told == []
     load(6)
-    assert "4 requests at most; there can be 6; measuring anew" in told[0]
+    assert "4 requests at most; there can be 6; measuring briefly" in told[0]
     load(6)
     assert told == []
 
@@ -225,7 +229,7 @@ def test_another_versions_table_is_replaced(copied: Path) -> None:
     DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
     assert "versions onnxruntime 1.2; here it is" in told[0]
     assert told[0].endswith("; measuring anew")
-    assert read_costs(bundle, key, 1) not in (None, old)
+    assert read_costs(bundle, key) not in (None, old)
 
 
 def test_where_nothing_can_be_written_only_the_table_is_lost(copied: Path) -> None:
@@ -249,7 +253,7 @@ def test_profile_writes_a_table_and_a_picture(run: Run, copied: Path) -> None:
     result = run("profile", copied, "--max-requests", "2", "--repeats", "2")
     assert (result.code, result.error) == (0, "")
     bundle, key = Bundle.open(copied), key_of(copied)
-    table, file = read_costs(bundle, key, 2), cost_file(bundle, key)
+    table, file = read_costs(bundle, key), cost_file(bundle, key)
     assert table is not None
     assert {(curve.requests, curve.context_length) for curve in table.curves} == {(1, 128), (2, 128), (1, 512)}
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
@@ -266,7 +270,7 @@ def test_profile_without_matplotlib(run: Run, copied: Path, monkeypatch: pytest.
     assert "no picture: pip install 'dspark-onnx[report]'" in result.out
     assert [file.suffix for file in (copied / COST_FOLDER).iterdir()] == [".json"]
     shown = run("profile", copied, "--max-requests", "1", "--repeats", "1", "--json")
-    assert CostTable.model_validate_json(shown.out) == read_costs(Bundle.open(copied), key_of(copied), 1)
+    assert CostTable.model_validate_json(shown.out) == read_costs(Bundle.open(copied), key_of(copied))
 
 
 def test_what_cannot_be_profiled(run: Run, copied: Path, golden_bundle: GoldenBundle) -> None:
