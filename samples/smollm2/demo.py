@@ -15,15 +15,14 @@ from dspark.runtime import Completion, DSparkInference, SamplingParams, Speculat
 PROMPTS = Path(__file__).parent.parent / "prompts"
 DATASETS = ("gsm8k", "mbpp", "mt-bench")
 PARAMS = SamplingParams(max_new_tokens=128)
-SPECULATION = SpeculationOptions(confidence_threshold=0.3)
 
 
 def main(bundle: Path) -> None:
     console = Console()
-    with console.status("Loading"):
+    with console.status("Loading, and measuring what steps cost here"):
         ways = {
             "plain": DSparkInference.load(bundle, options=SpeculationOptions("off"), batch_size=1),
-            "speculative": DSparkInference.load(bundle, options=SPECULATION, batch_size=1),
+            "speculative": DSparkInference.load(bundle, batch_size=1),
         }
     completions: dict[str, list[Completion]] = {name: [] for name in ways}
     for dataset in DATASETS:
