@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from dspark.providers.cuda_memory import Cuda, CudaArray, host_array
 from dspark.providers.device_load import NvidiaMonitor
-from dspark.providers.errors import ProviderError
+from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
 from dspark.providers.session import Buffer, Call
@@ -78,7 +78,7 @@ class CudaSession(OnnxRuntimeSession):
         try:
             bind(name, place, 0, array.dtype.type, array.shape, address)
         except Exception as error:  # the binding raises its own classes, which share no public base
-            raise ProviderError(f"{self._model}: {name} cannot be bound: {' '.join(str(error).split())}") from error
+            raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class _CudaCall:
             self.session.run_with_iobinding(self.binding)
             self.binding.synchronize_outputs()
         except Exception as error:
-            message = " ".join(str(error).split())
-            raise ProviderError(f"{self.model}: the graph cannot be run: {message}") from error
+            raise ProviderError(f"{self.model}: the graph cannot be run: {one_line(error)}") from error
 
 
 SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})

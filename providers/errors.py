@@ -1,6 +1,6 @@
 """The root of every error this project raises on purpose."""
 
-__all__ = ["DSparkError", "PluginError", "ProviderError"]
+__all__ = ["DSparkError", "PluginError", "ProviderError", "one_line"]
 
 
 class DSparkError(Exception):
@@ -13,3 +13,8 @@ class ProviderError(DSparkError):
 
 class PluginError(ProviderError):
     """A provider's library does not work with the ONNX Runtime that is installed."""
+
+
+def one_line(message: object) -> str:
+    """What a library says, an error or a text, without line breaks."""
+    return " ".join(str(message).split())

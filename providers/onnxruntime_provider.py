@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dspark.providers.errors import PluginError, ProviderError
-from dspark.providers.onnxruntime_session import OnnxRuntimeSession, one_line
+from dspark.providers.errors import PluginError, ProviderError, one_line
+from dspark.providers.onnxruntime_session import OnnxRuntimeSession
 from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 

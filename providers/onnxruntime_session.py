@@ -8,10 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dspark.providers.errors import ProviderError
+from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.session import Call, NodeTime, PlacedNode
 
-__all__ = ["OnnxRuntimeSession", "one_line"]
+__all__ = ["OnnxRuntimeSession"]
 
 KERNEL = "_kernel_time"
 """Marks a profile's events that are runs of nodes."""
@@ -67,11 +67,6 @@ class OnnxRuntimeSession:
         except AttributeError as error:
             raise ProviderError("this ONNX Runtime does not tell where nodes run; 1.24 and later do") from error
         return [PlacedNode(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes()]
-
-
-def one_line(error: Exception) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split())
 
 
 class _BoundCall:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.providers.cuda_memory import Cuda
-from dspark.providers.errors import ProviderError
+from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.tensorrt_profiles import Dimensions, Limits, Profile, profiles
 
 __all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "Engine", "EngineKey", "build_engine", "open_engine"]
@@ -268,7 +268,7 @@ def _log(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self.errors.append(" ".join(message.split()))
+                self.errors.append(one_line(message))
 
     return Log()
 

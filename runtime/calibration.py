@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from dspark.runtime.bundle import Bundle, Manifest, SchemaVersion, first_problem
+from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.errors import BundleError
+from dspark.runtime.versioned_file import read_versioned
 
 __all__ = ["CALIBRATION", "Calibration", "confidence_files", "confidences", "read_calibration"]
 
@@ -72,20 +73,9 @@ def read_calibration(bundle: Bundle) -> Calibration | None:
         BundleError: The file is damaged, of another version, or was made for another bundle.
     """
     file = bundle.file(CALIBRATION)
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BundleError(f"{file}: cannot be read: {error}") from error
-    try:
-        version = SchemaVersion.model_validate_json(content).schema_version
-        if version != CALIBRATION_VERSION:
-            raise BundleError(f"{file}: schema version {version}; this runtime reads {CALIBRATION_VERSION}; {ADVICE}")
-        calibration = Calibration.model_validate_json(content)
-    except ValidationError as error:
-        raise BundleError(f"{file}: {first_problem(error)}; {ADVICE}") from error
-    _check(file, calibration, bundle.manifest)
+    calibration = read_versioned(file, Calibration, CALIBRATION_VERSION, f"; {ADVICE}")
+    if calibration is not None:
+        _check(file, calibration, bundle.manifest)
     return calibration
 
 

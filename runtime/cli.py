@@ -30,7 +30,7 @@ from dspark.runtime.cli_options import (
 )
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.cost import cost_key, write_costs
-from dspark.runtime.cost_report import can_draw, draw_profile, show_profile
+from dspark.runtime.cost_report import draw_profile, show_profile
 from dspark.runtime.display import notices, show_bundle, show_placement, show_providers
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
@@ -41,6 +41,7 @@ from dspark.runtime.inference import DSparkInference, check_batch_size, open_ses
 from dspark.runtime.load_bench import CONCURRENCIES, LoadSettings, run_load_benchmark
 from dspark.runtime.load_report import load_table, write_load_report
 from dspark.runtime.options import SpeculationOptions
+from dspark.runtime.pictures import can_draw
 from dspark.runtime.profiling import full_grid, measure
 from dspark.runtime.provider_report import placement, provider_rows
 from dspark.runtime.request import Completion, Request

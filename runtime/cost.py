@@ -14,13 +14,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dspark.providers import Provider, Selection
 from dspark.providers.host import onnxruntime_version, processor
-from dspark.runtime.bundle import Bundle, SchemaVersion, first_problem
+from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import confidence_files
 from dspark.runtime.errors import BundleError
+from dspark.runtime.versioned_file import read_versioned
 from dspark.runtime.whole_file import write_whole
 
 __all__ = [
@@ -221,19 +222,9 @@ def read_costs(bundle: Bundle, key: CostKey) -> CostTable | None:
         BundleError: The file is damaged, of another version, or holds for something else.
     """
     file = cost_file(bundle, key)
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
+    table = read_versioned(file, CostTable, COST_VERSION)
+    if table is None:
         return None
-    except OSError as error:
-        raise BundleError(f"{file}: cannot be read: {error}") from error
-    try:
-        found = SchemaVersion.model_validate_json(content).schema_version
-        if found != COST_VERSION:
-            raise BundleError(f"{file}: schema version {found}; this runtime reads {COST_VERSION}")
-        table = CostTable.model_validate_json(content)
-    except ValidationError as error:
-        raise BundleError(f"{file}: {first_problem(error)}") from error
     here, there = _flat(key), _flat(table.key)
     for name in sorted({*here, *there}):
         if here.get(name) != there.get(name):

@@ -1,24 +1,20 @@
 """A profile for people: a table with the outliers, and a picture of the curves."""
 
-from importlib.util import find_spec
-from io import BytesIO
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from dspark.runtime.pictures import picture
 from dspark.runtime.profiling import Profile, outliers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["can_draw", "draw_profile", "show_profile"]
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
+__all__ = ["draw_profile", "show_profile"]
 
 
 def show_profile(profile: Profile, console: Console) -> None:
@@ -54,9 +50,10 @@ def _outliers(times: list[float]) -> str:
 
 def draw_profile(profile: Profile) -> bytes:
     """The curves as PNG: step time against tokens, and drafting time against requests; crosses are outliers."""
-    from matplotlib.figure import Figure  # an extra of the package, and slow to import
+    return picture((10, 4.2), partial(_draw_curves, profile))
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+
+def _draw_curves(profile: Profile, figure: "Figure") -> None:
     steps: Axes
     drafts: Axes
     steps, drafts = figure.subplots(1, 2, width_ratios=(3, 1))
@@ -74,9 +71,6 @@ def draw_profile(profile: Profile) -> bytes:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     steps.legend(fontsize="small")
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
-    return content.getvalue()
 
 
 def _draw(axes: "Axes", points: dict[int, list[float]], label: str) -> None:

@@ -22,12 +22,11 @@ from rich.text import Text
 from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.calibration import read_calibration
-from dspark.runtime.cost import CostTable
 from dspark.runtime.display import notices
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
-from dspark.runtime.options import SchedulerName, SpeculationOptions, SpeculationPlan
+from dspark.runtime.options import SchedulerName, SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row
@@ -204,14 +203,12 @@ def run_load_benchmark(
         selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
         sessions = open_sessions(bundle, selection, names, settings.threads, None)
         calibration, limit = read_calibration(bundle), manifest.context_length
-
-        def costs(plan: SpeculationPlan | None) -> CostTable | None:
-            return find_costs(plan, bundle, selection, settings.threads, batch_size, lambda: sessions, notices(console))
-
+        asking = next((plan for plan in plans.values() if plan is not None and plan.needs_costs), None)
+        costs = find_costs(
+            asking, bundle, selection, settings.threads, batch_size, lambda: sessions, notices(console)
+        )  # one measurement for all schedulers
         ways = {
-            name: DSparkInference(
-                bundle, sessions, each, batch_size, limit, calibration, costs(plans[name]), engine_settings
-            )
+            name: DSparkInference(bundle, sessions, each, batch_size, limit, calibration, costs, engine_settings)
             for name, each in schedulers.items()
         }
         for inference in ways.values():

@@ -1,16 +1,17 @@
 """A load benchmark as tables, and as a folder with ``load.json`` and pictures."""
 
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dspark.runtime.evaluation.tables import ABSENT, TextTable
 from dspark.runtime.load_bench import LoadCell, LoadReport, Percentiles
+from dspark.runtime.pictures import picture
 from dspark.runtime.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["load_table", "write_load_report"]
 
@@ -54,16 +55,13 @@ def write_load_report(report: LoadReport, folder: Path) -> None:
 
 
 def _picture(report: LoadReport, draw: Draw) -> bytes:
-    from matplotlib.figure import Figure  # an extra of the package, and slow to import
+    def fill(figure: "Figure") -> None:
+        axes = figure.subplots()
+        draw(report, axes)
+        axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    draw(report, axes)
-    axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
-    return content.getvalue()
+    return picture((7, 4.5), fill)
 
 
 def _draw_throughput(report: LoadReport, axes: "Axes") -> None:

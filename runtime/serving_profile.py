@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from dspark.configs import serving_profiles
+from dspark.providers.errors import one_line
 from dspark.runtime.bundle import Manifest
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
@@ -224,7 +225,7 @@ def find_profile(name: Path | str) -> ServingProfile:
         _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:  # PyYAML lets all of them through
-        raise RequestError(f"profile {name}: is not YAML: {' '.join(str(error).split())}") from error
+        raise RequestError(f"profile {name}: is not YAML: {one_line(error)}") from error
     if content is None:  # an empty file
         content = {}
     if not isinstance(content, dict):

@@ -3,9 +3,8 @@
 import os
 from base64 import b64encode
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
-from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from dspark.runtime.evaluation.evaluator import Evaluation
 from dspark.runtime.evaluation.figures import ReliabilityBins, Scaling
 from dspark.runtime.evaluation.metrics import BINS
 from dspark.runtime.evaluation.tables import evaluation_tables
+from dspark.runtime.pictures import can_draw, picture
 from dspark.runtime.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_report(folder: Path) -> None:
     Raises:
         RequestError: matplotlib is missing, or the folder is a file or cannot be written.
     """
-    if find_spec("matplotlib") is None:
+    if not can_draw():
         raise RequestError("--report needs matplotlib: pip install 'dspark-onnx[report]'")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -58,7 +58,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
         "reliability": (_draw_reliability, bool(evaluation.reliability)),
         "threshold": (_draw_sweep, bool(evaluation.pooled.figures.sweep)),
     }
-    pictures = {name: _picture(evaluation, draw) for name, (draw, known) in shown.items() if known}
+    pictures = {name: picture((10, 4.2), partial(draw, evaluation)) for name, (draw, known) in shown.items() if known}
     page = _page(evaluation, pictures)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "evaluation.json", f"{evaluation.model_dump_json(indent=2)}\n".encode())
@@ -78,16 +78,6 @@ def _page(evaluation: Evaluation, pictures: dict[str, bytes]) -> str:
         tables=evaluation_tables(evaluation),
         pictures={name: b64encode(content).decode() for name, content in pictures.items()},
     )
-
-
-def _picture(evaluation: Evaluation, draw: Draw) -> bytes:
-    from matplotlib.figure import Figure  # an extra of the package, and slow to import
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    draw(evaluation, figure)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
-    return content.getvalue()
 
 
 def _draw_acceptance(evaluation: Evaluation, figure: "Figure") -> None:

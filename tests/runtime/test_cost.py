@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dspark.providers import find_provider
-from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, cost_report, profiling
+from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, pictures, profiling
 from dspark.runtime.cost import (
     COST_FOLDER,
     CostKey,
@@ -265,7 +265,7 @@ def test_profile_writes_a_table_and_a_picture(run: Run, copied: Path) -> None:
 
 
 def test_profile_without_matplotlib(run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_report, "find_spec", lambda _: None)
+    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
     result = run("profile", copied, "--max-requests", "1", "--repeats", "1")
     assert "no picture: pip install 'dspark-onnx[report]'" in result.out
     assert [file.suffix for file in (copied / COST_FOLDER).iterdir()] == [".json"]
