@@ -79,19 +79,21 @@ class FixedShapeSession:
         for planned in self._plan:
             if all(planned.get(name, size) == size for name, size in sizes.items()):
                 return self._session(planned).bind(inputs, outputs)
-        shape = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        possible = "; ".join(", ".join(f"{name} = {size}" for name, size in each.items()) for each in self._plan)
-        raise ProviderError(f"the {self._graph} graph was made for fixed shapes ({possible}), not for {shape}")
+        possible = "; ".join(map(_shown, self._plan))
+        raise ProviderError(f"the {self._graph} graph was made for fixed shapes ({possible}), not for {_shown(sizes)}")
 
     def _session(self, sizes: Dimensions) -> Session:
         key = tuple(sorted(sizes.items()))
         with self._lock:
             if key not in self._sessions:
-                shape = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-                count = len(self._sessions) + 1
-                logger.info("%s: loading shape %d of at most %d (%s)", self._graph, count, len(self._plan), shape)
+                count, most = len(self._sessions) + 1, len(self._plan)
+                logger.info("%s: loading shape %d of at most %d (%s)", self._graph, count, most, _shown(sizes))
                 self._sessions[key] = self._load(sizes)
             return self._sessions[key]
+
+
+def _shown(sizes: Dimensions) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
 def _sizes(inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
