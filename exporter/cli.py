@@ -38,11 +38,17 @@ def export(
     ] = None,
     table_precision: Annotated[
         Precision | None,
-        typer.Option(help="Of embedding and LM head.", show_default="that of the linear layers; int8 with int4"),
+        typer.Option(
+            help="Of embedding and LM head.", show_default="that of the linear layers; int8 with int8-blocks and int4"
+        ),
     ] = None,
-    int4_block_size: Annotated[int, typer.Option(help="Inputs that share a scale in int4.")] = 32,
-    int4_accuracy_level: Annotated[
-        int, typer.Option(help="Least precision of int4's activations: 1 fp32, 2 fp16, 3 bf16, 4 int8, 0 the device's.")
+    block_size: Annotated[
+        int | None,
+        typer.Option(help="Inputs that share a scale.", show_default="64 with int8-blocks, 32 with int4"),
+    ] = None,
+    accuracy_level: Annotated[
+        int,
+        typer.Option(help="Least precision of activations in blocks: 1 fp32, 2 fp16, 3 bf16, 4 int8, 0 the device's."),
     ] = 4,
     draft_vocabulary: Annotated[
         int | None, typer.Option(help="Tokens that the drafter may draft, the most frequent.", show_default="all")
@@ -86,14 +92,13 @@ def export(
     """Turns a target model and a drafter into a bundle for dspark-run."""
     if verify:
         require_verify_dependencies(target)
-    int4 = {"block_size": int4_block_size, "accuracy_level": int4_accuracy_level}
     planned = prepare(
         target,
         drafter,
         output,
         force=force,
-        precision=PrecisionProfile.of(precision, table_precision, **int4),
-        draft_precision=PrecisionProfile.of(draft_precision or precision, table_precision, **int4),
+        precision=PrecisionProfile.of(precision, table_precision, block_size, accuracy_level),
+        draft_precision=PrecisionProfile.of(draft_precision or precision, table_precision, block_size, accuracy_level),
         draft_vocabulary=draft_vocabulary,
         draft_vocabulary_from=draft_vocabulary_from,
         draft_top_k=draft_top_k,

@@ -289,7 +289,7 @@ def _file_info(path: Path) -> FileInfo:
 
 
 def _precision_info(profile: PrecisionProfile) -> PrecisionInfo:
-    return PrecisionInfo(linear=profile.linear.value, tables=profile.tables.value, int4=profile.int4)
+    return PrecisionInfo(linear=profile.linear.value, tables=profile.tables.value, blocks=profile.blocks)
 
 
 def _target_info(target: Target) -> TargetInfo:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from dspark.exporter.errors import ExportError
 from dspark.exporter.rotation import block_size, hadamard
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "INT8", "INT8_LARGEST", "ROTATED_INT8", "Int4Packing", "Packing"]
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "INT8", "INT8_LARGEST", "ROTATED_INT8", "BlockPacking", "Packing"]
 
 INT8_LARGEST = 127
 """−128 is not used: the range is the same on both sides."""
-INT4_LOWEST, INT4_ZERO = -8, 8
 
 
 class Packing(ABC):
@@ -78,21 +77,25 @@ ROTATED_INT8: Packing = _Int8(rotated=True)
 
 
 @dataclass(frozen=True)
-class Int4Packing(Packing):
-    """Two values a byte, uint8 ``[n, blocks, block size / 2]``, and float32 scales ``[n, blocks]``; the zero is 8.
+class BlockPacking(Packing):
+    """uint8 ``[n, blocks, block size · bits / 8]``, and float32 scales ``[n, blocks]``; the zero is half the range.
 
     Attributes:
+        bits: Of a value: 8, or 4 with two values a byte.
         block_size: Inputs that share a scale.
     """
 
+    bits: int
     block_size: int
 
     def pack(self, rows: NDArray[np.float32]) -> tuple[NDArray[np.generic], ...]:
-        """In each block the value farthest from zero becomes −8, which uses the range's longer side."""
+        """In each block the value farthest from zero becomes the lowest, which uses the range's longer side."""
+        zero = 1 << (self.bits - 1)
         missing = -rows.shape[1] % self.block_size
         blocks = np.pad(rows, [(0, 0), (0, missing)]).reshape(len(rows), -1, self.block_size)
         farthest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[..., None], axis=2)
-        scales = farthest / np.float32(INT4_LOWEST)
+        scales = farthest / np.float32(-zero)
         scales[np.abs(scales) < np.finfo(np.float32).tiny] = 1
-        whole = np.clip(np.rint(blocks / scales) + INT4_ZERO, 0, 15).astype(np.uint8)
-        return whole[..., ::2] | whole[..., 1::2] << 4, scales[..., 0]
+        whole = np.clip(np.rint(blocks / scales) + zero, 0, 2 * zero - 1).astype(np.uint8)
+        packed = whole if self.bits == 8 else whole[..., ::2] | whole[..., 1::2] << 4
+        return packed, scales[..., 0]

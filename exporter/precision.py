@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dspark.exporter.errors import ExportError
-from dspark.exporter.graphs.encodings import BFloat16, Encoding, Encodings, Float16, Float32, Int4, Int8, Int8Weights
-from dspark.runtime.bundle import Int4Info
+from dspark.exporter.graphs.encodings import BFloat16, Blocks, Encoding, Encodings, Float16, Float32, Int8, Int8Weights
+from dspark.runtime.bundle import BlocksInfo
 
 __all__ = ["Precision", "PrecisionProfile"]
 
@@ -17,11 +17,16 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+    INT8_BLOCKS = "int8-blocks"
     INT8_WEIGHTS = "int8-weights"
     INT4 = "int4"
 
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)
+BITS = {Precision.INT4: 4, Precision.INT8_BLOCKS: 8}
+"""Of precisions whose weights lie in blocks."""
+BLOCK_SIZES = {Precision.INT4: 32, Precision.INT8_BLOCKS: 64}
+"""Unless said otherwise. In larger blocks ONNX Runtime's products of a row depend on the rows beside it."""
+ALLOWED_BLOCK_SIZES = (16, 32, 64, 128, 256)
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 
 
@@ -32,8 +37,8 @@ class PrecisionProfile:
     Attributes:
         linear: Of the linear layers.
         tables: Of embedding and LM head, which are one table in many models.
-        block_size: Inputs that share a scale in int4.
-        accuracy_level: Of int4's activations, as MatMulNBits counts it: 0 leaves it to the device, 4 allows int8.
+        block_size: Inputs that share a scale in precisions with blocks.
+        accuracy_level: Of their activations, as MatMulNBits counts it: 0 leaves it to the device, 4 allows int8.
     """
 
     linear: Precision = Precision.FP32
@@ -42,24 +47,35 @@ class PrecisionProfile:
     accuracy_level: int = 4
 
     def __post_init__(self) -> None:
-        if self.tables is Precision.INT4:
-            raise ExportError("embedding and LM head cannot be int4, which costs too much quality; choose int8 or fp16")
-        if self.block_size not in BLOCK_SIZES:
-            raise ExportError(f"the int4 block size is {self.block_size}; it must be one of {BLOCK_SIZES}")
+        if self.tables in BITS:
+            raise ExportError(f"embedding and LM head cannot be {self.tables}; choose int8, int8-weights or fp16")
+        if self.block_size not in ALLOWED_BLOCK_SIZES:
+            raise ExportError(f"the block size is {self.block_size}; it must be one of {ALLOWED_BLOCK_SIZES}")
         if self.accuracy_level not in ACCURACY_LEVELS:
-            raise ExportError(f"the int4 accuracy level is {self.accuracy_level}; it must be one of {ACCURACY_LEVELS}")
+            raise ExportError(f"the accuracy level is {self.accuracy_level}; it must be one of {ACCURACY_LEVELS}")
 
     @classmethod
-    def of(cls, linear: Precision, tables: Precision | None = None, **int4: int) -> "PrecisionProfile":
-        """A profile whose tables follow its linear layers, but for int4, where they are int8."""
-        return cls(linear, tables or (Precision.INT8 if linear is Precision.INT4 else linear), **int4)
+    def of(
+        cls,
+        linear: Precision,
+        tables: Precision | None = None,
+        block_size: int | None = None,
+        accuracy_level: int = 4,
+    ) -> "PrecisionProfile":
+        """A profile whose tables follow its linear layers, but for those in blocks, where they are int8."""
+        return cls(
+            linear,
+            tables or (Precision.INT8 if linear in BITS else linear),
+            BLOCK_SIZES.get(linear, cls.block_size) if block_size is None else block_size,
+            accuracy_level,
+        )
 
     @property
-    def int4(self) -> Int4Info | None:
-        """What the manifest says of int4."""
-        if self.linear is not Precision.INT4:
+    def blocks(self) -> BlocksInfo | None:
+        """What the manifest says of blocks."""
+        if self.linear not in BITS:
             return None
-        return Int4Info(block_size=self.block_size, accuracy_level=self.accuracy_level)
+        return BlocksInfo(size=self.block_size, accuracy_level=self.accuracy_level)
 
     def encodings(self) -> Encodings:
         """How a graph of this profile stores and multiplies."""
@@ -77,5 +93,5 @@ class PrecisionProfile:
                 return Int8()
             case Precision.INT8_WEIGHTS:
                 return Int8Weights()
-            case Precision.INT4:
-                return Int4(self.block_size, self.accuracy_level)
+            case Precision.INT8_BLOCKS | Precision.INT4:
+                return Blocks(BITS[precision], self.block_size, self.accuracy_level)

@@ -9,7 +9,7 @@ CPU = OnnxRuntimeProvider(
     name="cpu",
     aliases=("CPUExecutionProvider",),
     execution_provider="CPUExecutionProvider",
-    precisions=frozenset({"fp32", "fp16", "int8", "int8-weights", "int4"}),
+    precisions=frozenset({"fp32", "fp16", "int8", "int8-blocks", "int8-weights", "int4"}),
     install="pip install 'dspark-onnx[cpu]'",
     monitor=HostMonitor(),
 )

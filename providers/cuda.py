@@ -118,7 +118,7 @@ CUDA = CudaProvider(
     name="cuda",
     aliases=("CUDAExecutionProvider", "nvidia"),
     execution_provider="CUDAExecutionProvider",
-    precisions=frozenset({"fp32", "fp16", "bf16", "int8-weights", "int4"}),
+    precisions=frozenset({"fp32", "fp16", "bf16", "int8-blocks", "int8-weights", "int4"}),
     host_operators=SHAPE_OPERATORS,
     options=frozenset(
         {

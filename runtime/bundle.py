@@ -18,6 +18,7 @@ from dspark.runtime.errors import BundleError
 __all__ = [
     "MANIFEST",
     "SCHEMA_VERSION",
+    "BlocksInfo",
     "Bundle",
     "CacheForm",
     "CacheInfo",
@@ -25,7 +26,6 @@ __all__ = [
     "FileInfo",
     "GraphFiles",
     "HeadInfo",
-    "Int4Info",
     "Manifest",
     "PrecisionInfo",
     "SchemaVersion",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LONGEST_NAME = 255
 HASHED_ALWAYS = 1 << 30
 """Bytes: smaller files are hashed at every load (well under a second), larger ones when asked."""
@@ -145,16 +145,16 @@ class GraphFiles(_Model):
     head: FileName | None = None
 
 
-PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int8-weights", "int4"]
+PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int8-weights", "int4"]
 
 
 CacheForm = Literal["in-place", "delta"]
 
 
-class Int4Info(_Model):
-    """How int4 weights are cut into blocks, and how precise their products are (ONNX Runtime's MatMulNBits)."""
+class BlocksInfo(_Model):
+    """How weights are cut into blocks, and how precise their products are (ONNX Runtime's MatMulNBits)."""
 
-    block_size: int = Field(ge=16)
+    size: int = Field(ge=16)
     accuracy_level: int = Field(ge=0, le=4)
 
 
@@ -164,12 +164,12 @@ class PrecisionInfo(_Model):
     Attributes:
         linear: Of the linear layers.
         tables: Of embedding and LM head.
-        int4: Set if the linear layers are int4.
+        blocks: Set if the linear layers' weights lie in blocks.
     """
 
     linear: PrecisionName
     tables: PrecisionName
-    int4: Int4Info | None = None
+    blocks: BlocksInfo | None = None
 
     def __str__(self) -> str:
         return self.linear if self.tables == self.linear else f"{self.linear} (embedding and LM head {self.tables})"
@@ -225,7 +225,7 @@ class Manifest(_Model):
         files: Every other file of the bundle that generation needs.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     target: TargetInfo
     drafter: DrafterInfo | None
     head: HeadInfo | None

@@ -23,6 +23,6 @@ class PlainCpuProvider(OnnxRuntimeProvider):
 PLAIN_CPU = PlainCpuProvider(
     name="plain-cpu",
     execution_provider="CPUExecutionProvider",
-    precisions=frozenset({"fp32", "fp16", "int8", "int8-weights", "int4"}),
+    precisions=frozenset({"fp32", "fp16", "int8", "int8-blocks", "int8-weights", "int4"}),
     install="pip install 'dspark-onnx[cpu]'",
 )

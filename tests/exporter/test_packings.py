@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dspark.exporter.errors import ExportError
-from dspark.exporter.packings import BFLOAT16, FLOAT16, INT8, ROTATED_INT8, Int4Packing
+from dspark.exporter.packings import BFLOAT16, FLOAT16, INT8, ROTATED_INT8, BlockPacking
 from dspark.exporter.rotation import block_size, hadamard
 
 ROWS = arrays(
@@ -63,28 +63,29 @@ def _unpack_rotated(rows: np.ndarray) -> np.ndarray:
     return unpacked
 
 
-@given(ROWS, st.sampled_from([16, 32]))
-def test_int4_is_within_a_step(rows: np.ndarray, block: int) -> None:
-    packed, scales = Int4Packing(block).pack(rows)
+@given(ROWS, st.sampled_from([16, 32]), st.sampled_from([4, 8]))
+def test_blocks_are_within_a_step(rows: np.ndarray, block: int, bits: int) -> None:
+    packed, scales = BlockPacking(bits, block).pack(rows)
     blocks = -(-rows.shape[1] // block)
     assert (packed.dtype, packed.shape, scales.shape) == (
         np.uint8,
-        (len(rows), blocks, block // 2),
+        (len(rows), blocks, block * bits // 8),
         (len(rows), blocks),
     )
-    whole = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(rows), blocks, block).astype(np.float64) - 8
-    values = (whole * scales[..., None]).reshape(len(rows), -1)[:, : rows.shape[1]]
+    whole = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(rows), blocks, block)
+    values = (whole.astype(np.float64) - 2 ** (bits - 1)) * scales[..., None]
+    values = values.reshape(len(rows), -1)[:, : rows.shape[1]]
     room = np.repeat(np.abs(scales.astype(np.float64)), block, axis=1)[:, : rows.shape[1]]
     assert (np.abs(values - rows) <= 1.001 * room + 1e-37).all()
     largest = np.abs(rows).max()
     assert np.abs(values).max() == pytest.approx(largest, rel=1e-5, abs=1e-37)
 
 
-@pytest.mark.parametrize("packing", [INT8, ROTATED_INT8, Int4Packing(32), FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("packing", [INT8, ROTATED_INT8, BlockPacking(4, 32), BlockPacking(8, 32), FLOAT16, BFLOAT16])
 def test_rows_of_zeros_stay_zeros(packing: object) -> None:
     packed, *scales = packing.pack(np.zeros((2, 32), np.float32))  # type: ignore[attr-defined]
     assert all(np.isfinite(scale).all() for scale in scales)
-    zero = 0x88 if packed.dtype == np.uint8 else 0
+    zero = {4: 0x88, 8: 0x80}[packing.bits] if isinstance(packing, BlockPacking) else 0
     assert (packed == zero).all()
 
 

@@ -12,11 +12,11 @@ from onnx import numpy_helper
 
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import export_bundle, prepare
-from dspark.exporter.packings import INT8, Int4Packing
+from dspark.exporter.packings import INT8, BlockPacking
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import ProviderError
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.bundle import Int4Info, PrecisionInfo
+from dspark.runtime.bundle import BlocksInfo, PrecisionInfo
 from tests.checkpoints import edit, write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close
 from tests.graph_host import Host
@@ -25,7 +25,7 @@ Array = np.ndarray
 TEXT = [5, 12, 19, 26, 33, 40, 50, 57, 64, 3, 10, 17]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 # Root mean square of the logits' error, as a part of theirs.
-ERRORS = {"fp16": 3e-3, "int8-weights": 0.06, "int8": 0.06, "int4": 0.6}
+ERRORS = {"fp16": 3e-3, "int8-weights": 0.06, "int8": 0.06, "int8-blocks": 0.06, "int4": 0.6}
 
 
 @pytest.fixture(scope="module")
@@ -60,29 +60,31 @@ def test_logits_are_near_those_in_fp32(name: str, bundle: Callable[[str], Path])
     assert 0 < error < ERRORS[name]
 
 
-@pytest.mark.parametrize("name", ["int8-weights", "int4"])
+@pytest.mark.parametrize("name", ["int8-weights", "int8-blocks", "int4"])
 def test_nothing_but_the_weights_is_rounded(name: str, target: Path, tmp_path: Path) -> None:
     """The same as fp32 with weights that were rounded before."""
     precision = Precision(name)
-    packing = Int4Packing(32) if precision is Precision.INT4 else INT8
+    packing = {"int4": BlockPacking(4, 32), "int8-blocks": BlockPacking(8, 32)}.get(name, INT8)
 
     def round_weights(config: dict[str, Any], tensors: dict[str, Array]) -> None:
         for key, value in tensors.items():
             if "_proj." in key:
-                tensors[key] = unpacked(*packing.pack(value))[:, : value.shape[1]].astype(np.float32)
+                tensors[key] = unpacked(name, *packing.pack(value))[:, : value.shape[1]].astype(np.float32)
 
     rounded = edit(Path(shutil.copytree(target, tmp_path / "rounded")), round_weights)
-    profile = PrecisionProfile(precision, Precision.FP32, accuracy_level=1)
+    profile = PrecisionProfile(precision, Precision.FP32, block_size=32, accuracy_level=1)
     export_bundle(prepare(target, None, tmp_path / "packed", precision=profile))
     export_bundle(prepare(rounded, None, tmp_path / "plain"))
     assert_close(logits_of(tmp_path / "packed"), logits_of(tmp_path / "plain"), 1e-5)
 
 
-def unpacked(packed: Array, scales: Array) -> Array:
-    """The rows that were packed."""
+def unpacked(name: str, packed: Array, scales: Array) -> Array:
+    """The rows that were packed in this precision, padded to whole blocks."""
     values = packed.astype(np.float64)
-    if packed.dtype == np.uint8:  # two values a byte, in blocks
-        values = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1) - 8.0
+    if packed.dtype == np.uint8:  # in blocks
+        if name == "int4":  # two values a byte
+            values = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1).astype(np.float64)
+        values -= 8 if name == "int4" else 128
     values = values * scales.reshape(scales.shape + (1,) * (values.ndim - scales.ndim))
     return values.reshape(len(values), -1)
 
@@ -100,7 +102,7 @@ def test_generation_runs_and_speculation_changes_nothing(name: str, bundle: Call
     assert any(any(done.stats.accepted_lengths) for done in speculative)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int8-blocks", "int4"])
 def test_a_token_does_not_depend_on_its_neighbours(name: str, bundle: Callable[[str], Path]) -> None:
     """Not by one bit, however many requests are computed at once."""
     host = Host(bundle(name))
@@ -121,7 +123,7 @@ def test_graphs_are_valid_and_smaller(name: str, bundle: Callable[[str], Path]) 
         for value in [*model.graph.input, *model.graph.output]:  # what the host sees is the same in all precisions
             assert value.type.tensor_type.elem_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.INT64)
     sizes = [(bundle(each) / "weights.bin").stat().st_size for each in (name, "fp32")]
-    share = {"fp16": 0.55, "bf16": 0.55, "int8": 0.4, "int8-weights": 0.36, "int4": 0.36}[name]
+    share = {"fp16": 0.55, "bf16": 0.55, "int8": 0.4, "int8-weights": 0.36, "int8-blocks": 0.4, "int4": 0.36}[name]
     assert sizes[0] < share * sizes[1]
 
 
@@ -129,14 +131,14 @@ def test_graphs_are_valid_and_smaller(name: str, bundle: Callable[[str], Path]) 
 def test_no_weight_is_lost(name: str, bundle: Callable[[str], Path]) -> None:
     """Every stored matrix has the norm of its source."""
     folder = bundle(name)
-    source = stored_norms(onnx.load(bundle("fp32") / "target.onnx"))
-    found = stored_norms(onnx.load(folder / "target.onnx"))
+    source = stored_norms("fp32", onnx.load(bundle("fp32") / "target.onnx"))
+    found = stored_norms(name, onnx.load(folder / "target.onnx"))
     assert found.keys() == source.keys()
     for key, norm in source.items():
         assert found[key] == pytest.approx(norm, rel=0.1 if name == "int4" else 0.01), key
 
 
-def stored_norms(model: onnx.ModelProto) -> dict[str, float]:
+def stored_norms(precision: str, model: onnx.ModelProto) -> dict[str, float]:
     """Norms of a graph's matrices, unpacked; rotations keep them."""
     arrays = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     norms = {}
@@ -144,7 +146,8 @@ def stored_norms(model: onnx.ModelProto) -> dict[str, float]:
         if not name.endswith(".weight") or array.ndim < 2:
             continue
         scales = arrays.get(f"{name}.scale")
-        norms[name] = float(np.linalg.norm(array.astype(np.float64) if scales is None else unpacked(array, scales)))
+        values = array.astype(np.float64) if scales is None else unpacked(precision, array, scales)
+        norms[name] = float(np.linalg.norm(values))
     return norms
 
 
@@ -208,6 +211,7 @@ def test_bf16_is_refused_on_the_cpu_by_name(bundle: Callable[[str], Path]) -> No
     ("arguments", "message"),
     [
         ({"tables": Precision.INT4}, "cannot be int4"),
+        ({"tables": Precision.INT8_BLOCKS}, "cannot be int8-blocks"),
         ({"linear": Precision.INT4, "block_size": 48}, "block size is 48; it must be one of"),
         ({"linear": Precision.INT4, "accuracy_level": 5}, "accuracy level is 5; it must be one of"),
     ],
@@ -232,7 +236,7 @@ def test_the_manifest_says_which(target: Path, tmp_path: Path) -> None:
     export_bundle(planned)
     precision = Bundle.open(tmp_path / "bundle").manifest.precision
     assert precision["target"] == PrecisionInfo(
-        linear="int4", tables="int8", int4=Int4Info(block_size=16, accuracy_level=1)
+        linear="int4", tables="int8", blocks=BlocksInfo(size=16, accuracy_level=1)
     )
     assert precision["drafter"] == precision["head"] == PrecisionInfo(linear="fp16", tables="int8")
     assert str(precision["drafter"]) == "fp16 (embedding and LM head int8)"

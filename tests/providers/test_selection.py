@@ -120,7 +120,7 @@ def test_bf16_is_refused_on_the_cpu_with_what_to_use(tmp_path: Path) -> None:
     with pytest.raises(ProviderError) as raised:
         DSparkInference.load(tmp_path / "bf16", provider="cpu", threads=1)
     message = str(raised.value)
-    assert "cpu does not run bf16 (the target graph); it runs fp16, fp32, int4, int8, int8-weights" in message
+    assert "cpu does not run bf16 (the target graph); it runs fp16, fp32, int4, int8, int8-blocks" in message
     assert "or run it with cuda or tensorrt or " in message
     chosen = fitting_choices(Bundle.open(tmp_path / "bf16"), Selection.parse(["cpu", "cuda"]), "target")
     assert [choice.provider.name for choice in chosen] == ["cuda"]
