@@ -160,6 +160,7 @@ class CostModel:
         rise = np.maximum(_per_request(last)[1] - near, 0)
         self._context_slope = tokens, rise / max(last.context_length - self._context, 1)
         self._curve = lru_cache(256)(self._interpolated)
+        self._draft = lru_cache(256)(lambda requests: float(np.interp(requests, *self._drafts)))
 
     def step_seconds(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
         """Time ``[draft_tokens + 1]`` of a step that verifies 0, 1, … draft tokens beside each request's anchor."""
@@ -167,7 +168,7 @@ class CostModel:
 
     def draft_seconds(self, requests: int) -> float:
         """Time of drafting for so many requests."""
-        return float(np.interp(requests, *self._drafts))
+        return self._draft(requests)
 
     def _interpolated(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
         tokens = 1 + np.arange(draft_tokens + 1) / requests  # of each request

@@ -61,6 +61,8 @@ class Distribution:
 
     def draw(self, uniform: float) -> int:
         """The token at which the cumulative distribution passes ``uniform`` (in [0, 1))."""
+        if self.ids is not None and len(self.ids) == 1:
+            return int(self.ids[0])
         cumulative = np.cumsum(self.weights, dtype=np.float64)
         position = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
         # Rounding may lift the target onto the last value; the first entry that reaches it has weight.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class Target:
             self._cache.clear_tail(slot)  # a rejected token, which nobody looks at any more, must not spoil later sums
 
     def _run(self, phase: str, first_slot: int, runs: Sequence[TokenRun], *, last_only: bool) -> Verification:
-        counts = [len(run.tokens) for run in runs]
+        counts = tuple(len(run.tokens) for run in runs)
         lengths = self._cache.lengths[TARGET, first_slot : first_slot + len(runs)]
         if self._shapes is None:
             self._cache.reserve(int(lengths.max()) + max(counts))
@@ -195,23 +196,20 @@ class _Step:
     features: NDArray[np.float32] | None
     last_only: bool
 
-    def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: Sequence[int]) -> tuple[int, ...]:
+    def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: tuple[int, ...]) -> tuple[int, ...]:
         """Writes the inputs; returns each request's first flat token and their number.
 
         What is padding keeps values that the graph can compute with: ids, positions and indices of earlier steps.
         """
         inputs, requests = self.inputs, len(runs)
-        ends = np.cumsum(counts)
-        begins = ends - counts
-        index = np.arange(ends[-1])
-        owner = np.repeat(np.arange(len(runs)), counts)
-        within = index - begins[owner]
-        positions = starts[owner] + within
         _, width = inputs["pad_index"].shape
-        inputs["input_ids"][: len(index)] = np.concatenate([run.tokens for run in runs])
-        inputs["position_ids"][: len(index)] = positions
-        inputs["pad_index"][:requests] = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
-        inputs["unpad_index"][: len(index)] = owner * width + within
+        places = _places(counts, width)
+        total = places.offsets[-1]
+        positions = starts[places.owner] + places.within
+        inputs["input_ids"][:total] = [token for run in runs for token in run.tokens]
+        inputs["position_ids"][:total] = positions
+        inputs["pad_index"][:requests] = places.pad_index
+        inputs["unpad_index"][:total] = places.unpad_index
         bias = inputs["attention_bias"]
         if WRITE_INDEX in inputs:
             inputs[WRITE_INDEX][:] = starts
@@ -221,12 +219,42 @@ class _Step:
             past[:requests] = past_bias(starts, past.shape[-1])
             past[requests:] = MASKED
         if self.last_only:
-            inputs["logits_index"][:] = ends - 1
+            inputs["logits_index"][:] = np.subtract(places.offsets[1:], 1)
         if "rope_lengths" in inputs:
-            inputs["rope_lengths"][: len(index)] = np.maximum(
+            inputs["rope_lengths"][:total] = np.maximum(
                 positions + 1, np.repeat([run.prompt_length for run in runs], counts)
             )
-        return (*begins.tolist(), int(ends[-1]))
+        return places.offsets
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where flat tokens lie.
+
+    Attributes:
+        offsets: Each request's first flat token, and N.
+        owner: Request of each flat token, int64 ``[N]``.
+        within: Its index among that request's tokens, int64 ``[N]``.
+        pad_index: Flat token at each place of the padded ``[R, T]``.
+        unpad_index: Place of each flat token in R · T, int64 ``[N]``.
+    """
+
+    offsets: tuple[int, ...]
+    owner: NDArray[np.int64]
+    within: NDArray[np.int64]
+    pad_index: NDArray[np.int64]
+    unpad_index: NDArray[np.int64]
+
+
+@lru_cache(256)
+def _places(counts: tuple[int, ...], width: int) -> _Places:
+    """Of requests with so many tokens each, padded to ``width``; most rounds are like one before."""
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    owner = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(ends[-1]) - begins[owner]
+    pad_index = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
+    return _Places((0, *ends.tolist()), owner, within, pad_index, owner * width + within)
 
 
 def seen_bias(last: NDArray[np.int64], capacity: int) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 def survivals(confidence: NDArray[np.float32]) -> Floats:
     """Probability ``[R, γ]`` that a draft is accepted up to and with each token; 0 from one that is no number on."""
-    return np.nan_to_num(np.multiply.accumulate(confidence, axis=1, dtype=np.float64), nan=0.0)
+    return np.fmax(np.multiply.accumulate(confidence, axis=1, dtype=np.float64), 0.0)  # fmax takes the number
 
 
 @dataclass(frozen=True)
