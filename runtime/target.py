@@ -249,8 +249,8 @@ class _Places:
 @lru_cache(256)
 def _places(counts: tuple[int, ...], width: int) -> _Places:
     """Of requests with so many tokens each, padded to ``width``; most rounds are like one before."""
-    ends = np.cumsum(counts)
-    begins = ends - counts
+    ends = np.cumsum(counts, dtype=np.int64)
+    begins = ends - np.asarray(counts)
     owner = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(ends[-1]) - begins[owner]
     pad_index = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
