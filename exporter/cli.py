@@ -12,11 +12,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dspark.exporter.compile import Compilation, Compiler
-from dspark.exporter.errors import DSparkError
+from dspark.exporter.compile import Compilation
+from dspark.exporter.errors import DSparkError, ExportError
 from dspark.exporter.export import Export, Static, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
+from dspark.providers import Choice
+from dspark.providers.tensorrt import TensorRtProvider
 from dspark.runtime.bundle import CacheForm, Manifest
 
 __all__ = ["main"]
@@ -64,16 +66,27 @@ def export(
         typer.Option(help="Whether the target writes new rows into its cache, or returns them (NPUs cannot write)."),
     ] = "in-place",
     compiler: Annotated[
-        Compiler | None, typer.Option("--compile", help="Compile the graphs for a device.", show_default="no")
+        str | None,
+        typer.Option(
+            "--compile",
+            metavar="PROVIDER",
+            help="Compile the graphs for a provider's device, as NAME or NAME:key=value,…",
+            show_default="no",
+        ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Compiled for so many requests at once.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="TensorRT: compiled for so many requests at once.", show_default="8")
+    ] = None,
     max_sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Compiled for texts of so many tokens.", show_default="the model's limit")
+        int | None,
+        typer.Option(min=2, help="TensorRT: compiled for texts of so many tokens.", show_default="the model's limit"),
     ] = None,
     static: Annotated[
         bool, typer.Option("--static", help="Fix all shapes, for devices that compile each shape.")
     ] = False,
-    static_batch: Annotated[int, typer.Option(help="Requests that run at once, with --static.")] = 1,
+    static_batch: Annotated[
+        int | None, typer.Option(help="Requests that run at once, with --static.", show_default="1")
+    ] = None,
     static_chunk: Annotated[
         int | None, typer.Option(help="Prompt tokens that a step computes, with --static.", show_default="128")
     ] = None,
@@ -92,6 +105,14 @@ def export(
     """Turns a target model and a drafter into a bundle for dspark-run."""
     if verify:
         require_verify_dependencies(target)
+    choice = None if compiler is None else Choice.parse(compiler)
+    fixed = static or (choice is not None and choice.provider.needs_static_shapes(choice.options))
+    if not fixed:
+        _refuse("--static", static_batch=static_batch, static_chunk=static_chunk, static_cache=static_cache or None)
+    if choice is None or not isinstance(choice.provider, TensorRtProvider):
+        engines = "--compile tensorrt or --compile tensorrt-rtx"
+        _refuse(engines, batch_size=batch_size, max_sequence_length=max_sequence_length)
+    batch = 1 if static_batch is None else static_batch
     planned = prepare(
         target,
         drafter,
@@ -102,12 +123,10 @@ def export(
         draft_vocabulary=draft_vocabulary,
         draft_vocabulary_from=draft_vocabulary_from,
         draft_top_k=draft_top_k,
-        cache_form="delta" if static else cache_form,
-        static=Static(static_batch, static_chunk, tuple(static_cache or ())) if static else None,
+        cache_form="delta" if fixed or (choice and "in-place" not in choice.provider.cache_forms) else cache_form,
+        static=Static(batch, static_chunk, tuple(static_cache or ())) if fixed else None,
     )
-    compilation = None
-    if compiler is not None:
-        compilation = Compilation.of(compiler, planned, batch_size, max_sequence_length)
+    compilation = None if choice is None else Compilation.of(choice, planned, batch_size, max_sequence_length)
     manifest = _export(planned, compilation)
     _show(manifest, output)
     if verify:
@@ -131,6 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse(partner: str, **options: object) -> None:
+    """Refuses options that would have no effect without another."""
+    for name, value in options.items():
+        if value is not None:
+            raise ExportError(f"--{name.replace('_', '-')} has no effect without {partner}")
 
 
 def _export(planned: Export, compilation: Compilation | None) -> Manifest:

@@ -11,12 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import PluginError, ProviderError, one_line
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
 from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
-__all__ = ["OnnxRuntimeProvider", "Plugin"]
+__all__ = ["OnnxRuntimeProvider", "Plugin", "import_onnxruntime"]
 
 INSTALL_HINT = (
     "ONNX Runtime is not installed; install one build of it with an extra, for example "
@@ -91,17 +92,19 @@ class OnnxRuntimeProvider(Provider):
         defaults: Options that are passed unless the user gives others.
         host_operators: Operators that ONNX Runtime itself keeps on the host beside this provider, because they compute
             shapes; strict placement tolerates these and no others.
+        run_options: Options that a compiled model does not depend on, so they may be others when it runs.
     """
 
     execution_provider: str
     plugin: Plugin | None = None
     defaults: tuple[tuple[str, str], ...] = ()
     host_operators: frozenset[str] = frozenset()
+    run_options: frozenset[str] = frozenset()
 
     def discover(self) -> Discovery:
         """Looks for the execution provider and its devices; never raises."""
         try:
-            devices = self._devices(_import_onnxruntime())
+            devices = self._devices(import_onnxruntime())
         except ProviderError as error:
             return Discovery(problem=str(error))
         return Discovery(tuple(map(_describe, devices)) or tuple(load.device for load in self.load()))
@@ -115,8 +118,59 @@ class OnnxRuntimeProvider(Provider):
         dimensions: Mapping[str, int] = NO_DIMENSIONS,
         allow_fallback: bool = False,
     ) -> Session:
-        """Loads a graph; see ``Provider.open``."""
-        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback, folder=None)
+        """Loads a graph, or what it was compiled into ahead of time; see ``Provider.open``."""
+        model, dimensions = self._found(model, options, dimensions)
+        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback)
+
+    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+        """Needs the execution provider and its device, and that it does not run a graph kernel by kernel."""
+        self.check_options(options)
+        if self.execution_provider == HOST or self.host_operators:
+            raise ProviderError(f"{self.name} runs graphs kernel by kernel and compiles nothing ahead of time")
+        self._devices(import_onnxruntime())
+
+    def compile(
+        self,
+        model: Path,
+        precision: str,
+        options: Mapping[str, str] = NOTHING,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    ) -> EngineKey:
+        """Compiles a graph and writes it as an EPContext model, with its key, into the bundle that the graph is in.
+
+        The result is loaded once, so what this host cannot load is none.
+
+        Args:
+            model: The graph's file; its weights lie beside it.
+            precision: Of the graph, for the key.
+            options: The provider's own options.
+            dimensions: Values of the graph's symbolic dimensions that are fixed.
+
+        Returns:
+            The key.
+
+        Raises:
+            ProviderError: The provider is not installed, cannot compile the whole graph, or cannot load the result.
+        """
+        compiled = self._compiled_file(model, dimensions)
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        context = {
+            "ep.context_enable": "1",
+            "ep.context_file_path": str(compiled),
+            "ep.context_embed_mode": "0",  # a file of its own may be larger than 2 GiB
+        }
+        self._open(model, None, options, dimensions, config=context)
+        if not compiled.is_file():
+            raise ProviderError(f"{model}: {self.execution_provider} does not write compiled models")
+        try:
+            self._open(compiled, None, options, NO_DIMENSIONS)
+        except ProviderError as error:
+            raise ProviderError(f"{model}: was compiled, but the result cannot be loaded: {error}") from error
+        key = EngineKey(
+            **self._built_for(options, dimensions), graph=graph_hash(model), precision=precision, layers=None
+        )
+        key.write(compiled.with_suffix(".json"))
+        return key
 
     def profile(
         self,
@@ -128,6 +182,7 @@ class OnnxRuntimeProvider(Provider):
         allow_fallback: bool = False,
     ) -> ProfiledSession:
         """Loads a graph with ONNX Runtime's profiler."""
+        model, dimensions = self._found(model, options, dimensions)
         folder = TemporaryDirectory()
         return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback, folder=folder)
 
@@ -140,6 +195,7 @@ class OnnxRuntimeProvider(Provider):
         dimensions: Mapping[str, int] = NO_DIMENSIONS,
     ) -> Sequence[PlacedNode]:
         """Which node of a graph would run where, after ONNX Runtime's optimisations."""
+        model, dimensions = self._found(model, options, dimensions)
         return self._create(model, threads, options, dimensions, RECORDED).placed_nodes()
 
     def default_options(self, threads: int | None) -> dict[str, str]:
@@ -157,6 +213,45 @@ class OnnxRuntimeProvider(Provider):
     def configure(self, session_options: Any) -> None:
         """Changes ONNX Runtime's session options, for providers that need it."""
 
+    def compiled_device(self, options: Mapping[str, str]) -> str:
+        """The device of a key: the options that a compiled model depends on."""
+        passed = sorted({**dict(self.defaults), **options}.items())
+        return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)
+
+    def _found(
+        self, model: Path, options: Mapping[str, str], dimensions: Mapping[str, int]
+    ) -> tuple[Path, Mapping[str, int]]:
+        """What to load for a graph, and the dimensions that are still to be fixed."""
+        compiled = self._compiled_file(model, dimensions)
+        if compiled.is_file():
+            key, here = EngineKey.read(compiled.with_suffix(".json")), self._built_for(options, dimensions)
+            key.check(compiled, here, f"compile it with dspark-export --compile {self.name}")
+            return compiled, NO_DIMENSIONS
+        engines = model.parent / ENGINES
+        if engines.is_dir() and not model.is_file():
+            keys = sorted(file.relative_to(engines).as_posix() for file in engines.glob(f"*/{model.stem}*.json"))
+            raise ProviderError(
+                f"{model}: is gone, and there is no {self.name}/{compiled.name} but {', '.join(keys) or 'nothing'} in "
+                f"{ENGINES}: run it with the provider that it was compiled for, or export it again"
+            )
+        return model, dimensions
+
+    def _compiled_file(self, model: Path, dimensions: Mapping[str, int]) -> Path:
+        sizes = "".join(f"-{name}{size}" for name, size in dimensions.items() if name.isalpha())
+        return model.parent / ENGINES / self.name / f"{model.stem}{sizes}.onnx"
+
+    def _built_for(self, options: Mapping[str, str], dimensions: Mapping[str, int]) -> dict[str, Any]:
+        """The part of a key that says where and how a compiled model may run."""
+        version = f"onnxruntime {import_onnxruntime().__version__}"
+        if self.plugin is not None and self.plugin.installed:
+            version += f", {self.plugin.distribution} {self.plugin.version}"
+        return {
+            "backend": self.name,
+            "version": version,
+            "device": self.compiled_device(options),
+            "profiles": {"fixed": {name: [size] * 3 for name, size in dimensions.items()}},
+        }
+
     def _open(
         self,
         model: Path,
@@ -164,17 +259,18 @@ class OnnxRuntimeProvider(Provider):
         options: Mapping[str, str],
         dimensions: Mapping[str, int],
         *,
-        allow_fallback: bool,
-        folder: "TemporaryDirectory[str] | None",
+        allow_fallback: bool = False,
+        folder: "TemporaryDirectory[str] | None" = None,
+        config: Mapping[str, str] = NOTHING,
     ) -> OnnxRuntimeSession:
         if allow_fallback or self.execution_provider == HOST:
-            return self._create(model, threads, options, dimensions, {}, folder)
+            return self._create(model, threads, options, dimensions, config, folder)
         if self.host_operators:
-            session = self._create(model, threads, options, dimensions, RECORDED, folder)
+            session = self._create(model, threads, options, dimensions, {**config, **RECORDED}, folder)
             self._refuse_fallen(model, session)
             return session
         try:
-            return self._create(model, threads, options, dimensions, STRICT, folder)
+            return self._create(model, threads, options, dimensions, {**config, **STRICT}, folder)
         except ProviderError as error:
             if FALLBACK_REFUSED not in str(error):
                 raise
@@ -192,7 +288,7 @@ class OnnxRuntimeProvider(Provider):
             more = f" and {len(fallen) - SHOWN} more" if len(fallen) > SHOWN else ""
             raise ProviderError(
                 f"{model}: {self.name} cannot run {len(fallen)} of the graph's nodes: {names}{more}; "
-                "they would run on the host's CPU, which --allow-fallback permits"
+                "they would run on the host's CPU, which dspark-run's --allow-fallback permits"
             )
 
     def _create(
@@ -205,7 +301,7 @@ class OnnxRuntimeProvider(Provider):
         folder: "TemporaryDirectory[str] | None" = None,
     ) -> OnnxRuntimeSession:
         self.check_options(options)
-        runtime = _import_onnxruntime()
+        runtime = import_onnxruntime()
         devices = self._devices(runtime)
         session_options = runtime.SessionOptions()
         session_options.log_severity_level = 4  # errors are raised
@@ -266,7 +362,12 @@ class OnnxRuntimeProvider(Provider):
         return devices
 
 
-def _import_onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """The installed build of ONNX Runtime.
+
+    Raises:
+        ProviderError: There is none.
+    """
     try:
         import onnxruntime
     except ImportError as error:

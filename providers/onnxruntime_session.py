@@ -1,7 +1,8 @@
 """Sessions that ONNX Runtime runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,8 @@ __all__ = ["OnnxRuntimeSession"]
 
 KERNEL = "_kernel_time"
 """Marks a profile's events that are runs of nodes."""
+HOST_MEMORY = "Cpu"
+"""ONNX Runtime's name of the host's memory."""
 
 
 class OnnxRuntimeSession:
@@ -38,14 +41,29 @@ class OnnxRuntimeSession:
             ProviderError: The graph has no such input or output.
         """
         binding = self._session.io_binding()
-        try:
+
+        def bind_inputs() -> None:
             for name, array in inputs.items():
-                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            for name, array in outputs.items():
-                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        except Exception as error:
+                self._bind_one(binding.bind_input, name, array)
+
+        bind_inputs()
+        for name, array in outputs.items():
+            self._bind_one(binding.bind_output, name, array)
+        kept = [*inputs.values(), *outputs.values()]  # the binding holds addresses, not references
+        return _BoundCall(self._model, self._session, binding, bind_inputs if self._copies_inputs() else None, kept)
+
+    def _copies_inputs(self) -> bool:
+        """Whether the device has memory of its own: ONNX Runtime copies inputs there when they are *bound*."""
+        try:
+            return any(memory.name != HOST_MEMORY for memory in self._session.get_input_memory_infos())
+        except AttributeError:  # before 1.23 it does not tell
+            return True
+
+    def _bind_one(self, bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+        try:
+            bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        except Exception as error:  # the binding raises its own classes, which share no public base
             raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
-        return _BoundCall(self._model, self._session, binding, [*inputs.values(), *outputs.values()])
 
     def node_times(self) -> Sequence[NodeTime]:
         """What a profiled session has written down; see ``ProfiledSession``."""
@@ -69,15 +87,20 @@ class OnnxRuntimeSession:
         return [PlacedNode(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes()]
 
 
+@dataclass(frozen=True)
 class _BoundCall:
-    def __init__(self, model: Path, session: Any, binding: Any, arrays: list[NDArray[Any]]) -> None:
-        self._model = model
-        self._session = session
-        self._binding = binding
-        self._arrays = arrays  # the binding holds addresses, not references
+    """A bound call; see ``Call``."""
+
+    model: Path
+    session: Any
+    binding: Any
+    bind_inputs: Callable[[], None] | None
+    kept: list[NDArray[Any]]
 
     def run(self) -> None:
+        if self.bind_inputs is not None:
+            self.bind_inputs()
         try:
-            self._session.run_with_iobinding(self._binding)
+            self.session.run_with_iobinding(self.binding)
         except Exception as error:
-            raise ProviderError(f"{self._model}: the graph cannot be run: {one_line(error)}") from error
+            raise ProviderError(f"{self.model}: the graph cannot be run: {one_line(error)}") from error

@@ -6,11 +6,13 @@ Sources: onnxruntime.ai, "Intel - OpenVINO"; pypi.org, onnxruntime-ep-openvino.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dspark.providers.device_load import IntelNpuMonitor
 from dspark.providers.errors import ProviderError
-from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin, import_onnxruntime
+from dspark.providers.provider import NOTHING
 
 __all__ = ["OPENVINO"]
 
@@ -18,6 +20,9 @@ DEVICE = "device_type"
 EXACT = {"EXECUTION_MODE_HINT": "ACCURACY"}
 """Computes in the types that the graph has: else OpenVINO rounds activations to int8 beside int8 weights, and to
 bfloat16 or float16 where the device is faster with them, and the output is not the model's."""
+
+READER = "openvino_ir_frontend"
+"""The library that reads models compiled for processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,26 @@ class OpenVinoProvider(OnnxRuntimeProvider):
             there = ", ".join(device.ep_metadata.get("ov_device", "?") for device in devices)
             raise ProviderError(f"{self.name}: there is no device {options[DEVICE]!r}; there are: {there}")
         return chosen[:1], others
+
+    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+        """Needs also, for processors, the library that reads compiled models, which onnxruntime-openvino lacks."""
+        super().require_compiler(options)
+        runtime = import_onnxruntime()
+        without_plugin = not self._devices(runtime) and options.get(DEVICE, "CPU").upper() == "CPU"
+        if without_plugin and not any(Path(runtime.__file__).parent.glob(f"capi/*{READER}*")):
+            raise ProviderError(
+                f"{self.name}: this ONNX Runtime has no {READER}, without which OpenVINO cannot read what it compiles "
+                f"for processors; the plug-in onnxruntime-ep-openvino has it: {self.install}"
+            )
+
+    def compiled_device(self, options: Mapping[str, str]) -> str:
+        """With the model of a GPU or an NPU, where the plug-in tells: code for these is for one, for processors not."""
+        device, passed = super().compiled_device(options), {**dict(self.defaults), **options}
+        devices = self._devices(import_onnxruntime())
+        if not devices or passed[DEVICE].upper() == "CPU":
+            return device
+        (chosen,), _ = self.select(devices, passed)
+        return f"{device} ({chosen.ep_metadata.get('FULL_DEVICE_NAME', 'unknown')})"
 
 
 OPENVINO = OpenVinoProvider(
@@ -71,6 +96,7 @@ OPENVINO = OpenVinoProvider(
         }
     ),
     defaults=((DEVICE, "CPU"),),
+    run_options=frozenset({"cache_dir", "model_priority", "num_of_threads", "num_streams"}),
     install="pip install 'dspark-onnx[openvino]'",
     monitor=IntelNpuMonitor(),
 )

@@ -112,6 +112,14 @@ class Provider(ABC):
         """
         raise ProviderError(f"{self.name} does not tell where a graph's nodes run")
 
+    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+        """Looks whether it can compile graphs ahead of time with these options.
+
+        Raises:
+            ProviderError: It is not installed, lacks the device that it compiles for, or does not compile.
+        """
+        raise ProviderError(f"{self.name} compiles nothing ahead of time")
+
     @property
     def label(self) -> str:
         """What measurements with it are filed under."""

@@ -64,5 +64,20 @@ QNN = QnnProvider(
         }
     ),
     defaults=(("backend_type", "htp"), *SIMULATED),
+    run_options=frozenset(
+        {
+            "backend_path",
+            "device_id",
+            "disable_file_mapped_weights",
+            "enable_htp_shared_memory_allocator",
+            "htp_performance_mode",
+            "num_graph_prepare_threads",
+            "profiling_file_path",
+            "profiling_level",
+            "qnn_context_priority",
+            "rpc_control_latency",
+            "skip_qnn_version_check",
+        }
+    ),
     install="pip install 'dspark-onnx[qnn]'",
 )

@@ -45,6 +45,12 @@ class TensorRtProvider(Provider):
         self.check_options(options)
         return TensorRtSession(self.backend, model)
 
+    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+        """Needs the library, and a GPU if it builds for the one that is there."""
+        self.check_options(options)
+        self.backend.load()
+        self.backend.device()
+
 
 PRECISIONS = frozenset({"fp32", "fp16", "bf16", "int8-weights"})
 

@@ -5,22 +5,20 @@ engine is for, and keeps the timings. TensorRT for RTX builds without a GPU, for
 finishes kernels when they first run. Networks are strongly typed: the types of the graph are those of the engine.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dspark.providers.cuda_memory import Cuda
+from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.tensorrt_profiles import Dimensions, Limits, Profile, profiles
 
-__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "Engine", "EngineKey", "build_engine", "open_engine"]
+__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "Engine", "build_engine", "open_engine"]
 
-ENGINES = "engines"
 TIMING_CACHE = "timing.cache"
 
 
@@ -47,8 +45,7 @@ class Backend:
         try:
             return import_module(self.module)
         except ImportError as error:
-            package = self.module.replace("_", "-")
-            raise ProviderError(f"{self.name} is not installed; install it with pip install {package}") from error
+            raise ProviderError(f"{self.name} is not installed; pip install 'dspark-onnx[{self.name}]'") from error
 
     def device(self) -> tuple[str, str]:
         """What engines are built for: the name of their folder, and the device in words.
@@ -66,35 +63,6 @@ class Backend:
 
 TENSORRT = Backend("tensorrt", "tensorrt", portable=False)
 TENSORRT_RTX = Backend("tensorrt-rtx", "tensorrt_rtx", portable=True)
-
-
-@dataclass(frozen=True)
-class EngineKey:
-    """What an engine was built with, stored beside it.
-
-    Attributes:
-        backend: Name of the library.
-        version: Its version.
-        device: The device in words.
-        graph: SHA-256 of the graph's file, which names its weights.
-        precision: Of the graph, in words.
-        layers: Layers of the parsed network.
-        profiles: For each profile the least, best and largest value of every symbol.
-    """
-
-    backend: str
-    version: str
-    device: str
-    graph: str
-    precision: str
-    layers: int
-    profiles: Mapping[str, Mapping[str, Sequence[int]]]
-
-    @property
-    def cache_capacity(self) -> int | None:
-        """Rows that a cache must have; None when there may be fewer."""
-        low, _, high = next(iter(self.profiles.values())).get("S", (0, 0, 1))
-        return high if low == high else None
 
 
 @dataclass(frozen=True)
@@ -177,9 +145,9 @@ def build_engine(
         profile.name: {symbol: [r.low, r.best, r.high] for symbol, r in profile.ranges.items()} for profile in chosen
     }
     key = EngineKey(
-        backend.name, str(trt.__version__), device, _hash(graph), precision, int(network.num_layers), ranges
+        backend.name, str(trt.__version__), device, graph_hash(graph), precision, int(network.num_layers), ranges
     )
-    files.key.write_text(json.dumps(asdict(key), indent=2) + "\n", encoding="utf-8")
+    key.write(files.key)
     return key
 
 
@@ -203,7 +171,7 @@ def open_engine(backend: Backend, graph: Path) -> Engine:
 
     Args:
         backend: The library.
-        graph: Where the graph's file is or was: if it is there, it must be the one that the engine was built from.
+        graph: Where the graph's file is or was.
 
     Raises:
         ProviderError: There is no engine, it was built for something else, or it cannot be loaded.
@@ -214,15 +182,9 @@ def open_engine(backend: Backend, graph: Path) -> Engine:
     again = f"compile it with dspark-export --compile {backend.name}"
     if not files.engine.is_file() or not files.key.is_file():
         raise ProviderError(f"{files.engine}: no engine for {backend.name} here; {again}")
-    key = _read_key(files.key)
+    key = EngineKey.read(files.key)
     here = {"backend": backend.name, "version": str(trt.__version__), "device": device}
-    if graph.is_file():
-        here["graph"] = _hash(graph)
-    for name, value in here.items():
-        if getattr(key, name) != value:
-            raise ProviderError(
-                f"{files.engine}: built for {name} {getattr(key, name)!r}, but here it is {value!r}; {again}"
-            )
+    key.check(files.engine, here, again)
     log = _log(trt)
     engine = trt.Runtime(log).deserialize_cuda_engine(files.engine.read_bytes())
     if engine is None:
@@ -244,18 +206,6 @@ def _add_profiles(builder: Any, network: Any, config: Any, limits: Limits) -> tu
             added.set_shape(name, *profile.shapes(dimensions))
         config.add_optimization_profile(added)
     return chosen
-
-
-def _read_key(file: Path) -> EngineKey:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return EngineKey(**{field.name: found[field.name] for field in fields(EngineKey)})
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProviderError(f"{file}: is no key of an engine: {error!r}") from error
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _log(trt: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from dspark.providers.engine_key import ENGINES, EngineKey
 from dspark.runtime.errors import BundleError
 
 __all__ = [
@@ -277,10 +278,12 @@ class Bundle:
 
         Raises:
             BundleError: The folder is no bundle, has another schema version, or files are missing, short or altered.
+            ProviderError: A compiled graph is not this bundle's.
         """
         path = Path(path)
         bundle = cls(path, _read_manifest(path))
         bundle._check_sizes()
+        bundle._check_engines()
         bundle.check_hashes(check_hashes)
         return bundle
 
@@ -335,15 +338,32 @@ class Bundle:
         Raises:
             BundleError: A file was altered.
         """
-        for name, info in self.manifest.files.items():
+        for name, info in self._present.items():
             if not (info.bytes <= HASHED_ALWAYS if wanted is None else wanted):
                 continue
             found = hash_file(self.file(name))
             if found != info.sha256:
                 raise BundleError(f"{self.file(name)}: altered since export (SHA-256 {found}, expected {info.sha256})")
 
+    @property
+    def _present(self) -> Mapping[str, FileInfo]:
+        """Files that have to be there: graphs and their weights may be gone once they are compiled."""
+        files = self.manifest.files
+        if not (self.path / ENGINES).is_dir():
+            return files
+        text, drafter = self.manifest.text, self.manifest.drafter
+        read = {text.tokenizer, text.chat_template, drafter.draft_vocabulary if drafter else None}
+        return {name: info for name, info in files.items() if name in read or self.file(name).exists()}
+
+    def _check_engines(self) -> None:
+        """Compiled graphs must be this bundle's: the files that would show it may be gone."""
+        for name, file in self.manifest.graphs.model_dump(exclude_none=True).items():
+            here = {"graph": self.manifest.files[file].sha256, "precision": str(self.manifest.precision[name])}
+            for key in sorted(self.path.glob(f"{ENGINES}/*/{Path(file).stem}*.json")):
+                EngineKey.read(key).check(key, here, "take it away, or export the bundle again")
+
     def _check_sizes(self) -> None:
-        for name, info in self.manifest.files.items():
+        for name, info in self._present.items():
             file = self.file(name)
             if not file.is_file():
                 raise BundleError(f"{file}: missing; the manifest lists it with {info.bytes} bytes")

@@ -1,19 +1,25 @@
-"""Compiling ahead of time: what the command does with engines, over a fake TensorRT."""
+"""Compiling ahead of time: what the command does with engines and compiled models, over fakes of the libraries."""
 
+import re
 import sys
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 
-from dspark.exporter.compile import Compilation, Compiler
+from dspark.exporter.compile import Compilation
 from dspark.exporter.export import prepare
-from dspark.providers import ProviderError
+from dspark.providers import Choice, ProviderError, Selection, find_provider
+from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
+from dspark.runtime.fixed_shapes import graph_dimensions
+from dspark.runtime.inference import open_sessions
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
-from tests.providers import fake_cuda, fake_tensorrt
+from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
+from tests.providers.fake_onnxruntime import FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
+from tests.providers.test_compiled_models import MINE
 
 
 @pytest.fixture
@@ -54,8 +60,78 @@ def test_a_missing_compiler_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     export = prepare(GOLDEN / "qwen3_target", None, tmp_path / "outputs" / "bundle")
-    with pytest.raises(ProviderError, match=r"pip install tensorrt$"):
-        Compilation.of(Compiler.TENSORRT, export, 4, None)
+    with pytest.raises(ProviderError, match=r"tensorrt is not installed; pip install 'dspark-onnx\[tensorrt\]'$"):
+        Compilation.of(Choice.parse("tensorrt"), export)
+    assert not list(tmp_path.iterdir())
+
+
+# --- through ONNX Runtime ---
+
+
+def test_every_graph_is_compiled_in_every_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """QNN needs fixed shapes, which implies --static; then nothing of what was compiled is needed."""
+    runtime = fake_onnxruntime.install(
+        monkeypatch, find_provider("qnn"), libraries={"/vendor/plugin.so": [FakeDevice("QNNExecutionProvider")]}
+    )
+    output = tmp_path / "bundle"
+    fixed = ("--static-chunk", 16, "--static-cache", 64, "--static-cache", 128)
+    graphs = (GOLDEN / "qwen3_target", "--drafter", GOLDEN / "dspark_gated", "--output", output, "--precision", "fp16")
+    assert run(monkeypatch, *graphs, "--compile", "qnn:soc_model=60", *fixed) == 0
+    keys = [EngineKey.read(file) for file in (output / "engines" / "qnn").glob("*.json")]
+    assert {key.device for key in keys} == {"backend_type=htp, soc_model=60"}
+    shapes = [{symbol: most for symbol, (_, _, most) in key.profiles["fixed"].items()} for key in keys]
+    bundle = Bundle.open(output)
+    planned = [sizes for graph in bundle.manifest.precision for sizes in graph_dimensions(bundle.manifest, graph)]
+    assert sorted(map(str, shapes)) == sorted(map(str, planned))
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
+    assert [line.partition(": ")[2].partition(",")[0] for line in told] == ["4 shapes", "2 shapes", "1 shape"]
+    for name in ("target.onnx", "drafter.onnx", "head.onnx", "weights.bin"):
+        (output / name).unlink()
+    runtime.loaded.clear()
+    moved = output.rename(tmp_path / "moved")
+    opened = Bundle.open(moved)
+    open_sessions(opened, Selection.parse("qnn:soc_model=60"), list(opened.manifest.precision), 1, check_hashes=True)
+    assert {file.parent for file in runtime.loaded} == {moved / "engines" / "qnn"}
+    with pytest.raises(ProviderError, match=r"soc_model=60', but here it is 'backend_type=htp, soc_model=61'"):
+        open_sessions(opened, Selection.parse("qnn:soc_model=61"), ["head"], 1, check_hashes=None)
+
+
+def test_a_provider_of_another_package_compiles_without_a_change_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_onnxruntime.install(monkeypatch, built_in=("MineExecutionProvider",))
+    monkeypatch.setattr("dspark.providers.registry.added_providers", lambda: {"mine": MINE})
+    output = tmp_path / "bundle"
+    arguments = ("--output", output, "--precision", "fp16", "--compile", "mine:chip=9")
+    assert run(monkeypatch, GOLDEN / "qwen3_target", *arguments) == 0
+    assert EngineKey.read(output / "engines" / "mine" / "target.json").device == "chip=9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--compile", "tensort"), "Unknown provider 'tensort'; .*Did you mean 'tensorrt'"),
+        (("--compile", "cpu"), "cpu runs graphs kernel by kernel and compiles nothing ahead of time"),
+        (("--compile", "qnn:soc=57"), "qnn has no option 'soc'"),
+        (("--compile", "qnn", "--precision", "int8"), "qnn does not compile int8; choose one of fp16, fp32"),
+        (("--compile", "qnn", "--batch-size", 3), "--batch-size has no effect without --compile tensorrt or"),
+        (("--max-sequence-length", 9), "--max-sequence-length has no effect without --compile tensorrt or --compile"),
+        (("--static-batch", 1), "--static-batch has no effect without --static$"),
+        (("--static-chunk", 8), "--static-chunk has no effect without --static$"),
+        (("--static-cache", 64), "--static-cache has no effect without --static$"),
+    ],
+)
+def test_what_would_not_work_or_be_ignored_is_refused(
+    arguments: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, GOLDEN / "qwen3_target", "--output", tmp_path / "bundle", *arguments) == 1
+    assert re.search(message, capsys.readouterr().err.strip())
     assert not list(tmp_path.iterdir())
 
 

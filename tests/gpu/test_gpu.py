@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.exporter.compile import Compilation, Compiler
+from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import ProviderError
+from dspark.providers import Choice, ProviderError
 from dspark.providers.cuda import CUDA
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.session import DeviceSession
@@ -39,7 +39,7 @@ def require(provider: str) -> None:
     try:
         Cuda()
         if provider.startswith("tensorrt"):
-            Compilation.of(Compiler(provider), golden_export(Path("unused")), 1, None)
+            Compilation.of(Choice.parse(provider), golden_export(Path("unused")), 1, None)
         elif "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise ProviderError("this ONNX Runtime has no CUDAExecutionProvider")
     except ProviderError as error:
@@ -66,7 +66,7 @@ def exported(
             target, drafter = request.getfixturevalue("smollm2_gguf"), ROOT / "samples" / "smollm2" / "drafter"
             plan = prepare(target, drafter, output, precision=PrecisionProfile.of(Precision(precision)))
         if provider.startswith("tensorrt"):
-            compilation = Compilation.of(Compiler(provider), plan, 4, min(1024, plan.target.context_length))
+            compilation = Compilation.of(Choice.parse(provider), plan, 4, min(1024, plan.target.context_length))
             export_bundle(plan, compile_graphs=compilation.run)
         else:
             export_bundle(plan)

@@ -3,12 +3,19 @@
 Sources: onnxruntime.ai, "Using a Plugin Execution Provider Library" and the Python API reference.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["FALLBACK_REFUSED", "FakeDevice", "FakeOnnxRuntime"]
+import pytest
+
+from dspark.providers import PROVIDERS, OnnxRuntimeProvider
+from tests.providers import fake_cuda
+
+__all__ = ["FALLBACK_REFUSED", "FakeDevice", "FakeOnnxRuntime", "install"]
 
 FALLBACK_REFUSED = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the default CPU EP, "
@@ -62,7 +69,10 @@ class FakeOnnxRuntime:
         refuses: What loading a library raises.
         fallen: Nodes that no provider but the CPU's takes, as (name, operator).
         started: Whether a built-in provider starts; else ONNX Runtime uses the CPU without a word.
+        compiles: Whether the provider writes compiled models when it is asked to.
+        unreadable: What loading a compiled model raises.
         sessions: The session options of every session, and the ``providers`` argument.
+        loaded: The files of all sessions.
     """
 
     built_in: tuple[str, ...] = ()
@@ -70,9 +80,13 @@ class FakeOnnxRuntime:
     refuses: str | None = None
     fallen: Sequence[tuple[str, str]] = ()
     started: bool = True
+    compiles: bool = True
+    unreadable: str | None = None
+    loaded: list[Path] = field(default_factory=list)
     sessions: list[tuple[_SessionOptions, Any]] = field(default_factory=list)
     registered: dict[str, str] = field(default_factory=dict)
     __version__: str = "1.32.0"
+    __file__: str = "/nowhere/onnxruntime/__init__.py"
     SessionOptions: Any = _SessionOptions
 
     def get_available_providers(self) -> list[str]:
@@ -97,6 +111,11 @@ class FakeOnnxRuntime:
         name = options.added[0][0].ep_name if options.added else providers[0][0]
         if self.fallen and options.config.get("session.disable_cpu_ep_fallback") == "1":
             raise RuntimeError(FALLBACK_REFUSED)
+        self.loaded.append(Path(path))
+        if self.unreadable is not None and "engines" in path:
+            raise RuntimeError(self.unreadable)
+        if self.compiles and options.config.get("ep.context_enable") == "1":
+            Path(options.config["ep.context_file_path"]).write_bytes(b"compiled")
         nodes = [("taken", "MatMul", name), *((*node, "CPUExecutionProvider") for node in self.fallen)]
         recorded = options.config.get("session.record_ep_graph_assignment_info") == "1"
         return SimpleNamespace(
@@ -109,3 +128,17 @@ class FakeOnnxRuntime:
                 if recorded
             ],
         )
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch, provider: OnnxRuntimeProvider | None = None, **state: Any
+) -> FakeOnnxRuntime:
+    """Replaces ONNX Runtime, and the packages of all plug-ins: only the provider's is there."""
+    runtime = FakeOnnxRuntime(**state)
+    fake_cuda.install(monkeypatch)
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    for each in PROVIDERS:
+        if isinstance(each, OnnxRuntimeProvider) and each.plugin is not None:
+            module = SimpleNamespace(get_library_path=lambda: "/vendor/plugin.so", __spec__=object())
+            monkeypatch.setitem(sys.modules, each.plugin.module, module if each is provider else None)
+    return runtime

@@ -1,16 +1,15 @@
 """What providers pass to ONNX Runtime, checked at its boundary; real ones are in the tests marked ``providers``."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dspark.providers import PROVIDERS, OnnxRuntimeProvider, PluginError, ProviderError, find_provider
-from tests.providers import fake_cuda
+from tests.providers import fake_onnxruntime
 from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
 
 MODEL = Path("target.onnx")
@@ -37,18 +36,7 @@ Install = Callable[..., FakeOnnxRuntime]
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Replaces ONNX Runtime, and the package of a plug-in."""
-
-    def replace(provider: OnnxRuntimeProvider | None = None, **state: Any) -> FakeOnnxRuntime:
-        runtime = FakeOnnxRuntime(**state)
-        fake_cuda.install(monkeypatch)
-        monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
-        for each in PLUGINS:
-            assert each.plugin is not None
-            module = SimpleNamespace(get_library_path=lambda: "/vendor/plugin.so", __spec__=object())
-            monkeypatch.setitem(sys.modules, each.plugin.module, module if each is provider else None)
-        return runtime
-
-    return replace
+    return partial(fake_onnxruntime.install, monkeypatch)
 
 
 def test_every_vendor_is_listed_once() -> None:

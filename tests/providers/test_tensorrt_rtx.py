@@ -8,11 +8,11 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from dspark.exporter.compile import Compilation, Compiler
+from dspark.exporter.compile import Compilation
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import ProviderError
+from dspark.providers import Choice, ProviderError
 from dspark.providers.tensorrt_engine import TENSORRT_RTX, build_engine
 from dspark.providers.tensorrt_profiles import Limits
 from dspark.runtime import Bundle
@@ -39,7 +39,7 @@ def planned(
 
 def compiled(export: Export, batch_size: int = 4, sequence_length: int | None = None) -> dict[str, dict[str, Any]]:
     """Exports and compiles; returns the keys of the engines."""
-    compilation = Compilation.of(Compiler.TENSORRT_RTX, export, batch_size, sequence_length)
+    compilation = Compilation.of(Choice.parse("tensorrt-rtx"), export, batch_size, sequence_length)
     export_bundle(export, compile_graphs=compilation.run)
     folder = export.output / "engines" / "rtx"
     for file in folder.glob("*.json"):
@@ -125,7 +125,7 @@ def test_what_cannot_be_compiled_is_refused_before_anything_is_written(
     precision: str, tables: str | None, length: int | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=message):
-        Compilation.of(Compiler.TENSORRT_RTX, planned(tmp_path / "bundle", precision, tables=tables), 4, length)
+        Compilation.of(Choice.parse("tensorrt-rtx"), planned(tmp_path / "bundle", precision, tables=tables), 4, length)
     assert not (tmp_path / "bundle").exists()
 
 

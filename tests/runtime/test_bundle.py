@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark.providers import find_provider
+from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle, BundleError, DSparkError, DSparkInference, ProviderError
 from dspark.runtime.bundle import MANIFEST, SCHEMA_VERSION, FileInfo, PrecisionInfo, hash_file
 from dspark.runtime.inference import open_sessions
@@ -55,6 +56,46 @@ def test_a_bundle_can_be_moved(golden_bundle: GoldenBundle, tmp_path: Path) -> N
     first = DSparkInference.load(golden_bundle("eagle3"), threads=1).generate(["tead "])[0].token_ids
     moved = shutil.copytree(golden_bundle("eagle3"), tmp_path / "else where" / "ü")
     assert DSparkInference.load(moved, threads=1).generate(["tead "])[0].token_ids == first
+
+
+# --- graphs that were compiled: what they were compiled from may be gone ---
+
+
+@pytest.fixture
+def compiled(copied: Path) -> Path:
+    """With the keys of compiled graphs."""
+    manifest = Bundle.open(copied).manifest
+    folder = copied / "engines" / "device"
+    folder.mkdir(parents=True)
+    for graph in ("target", "drafter", "head"):
+        EngineKey("", "", "", manifest.files[f"{graph}.onnx"].sha256, "fp32", None, {}).write(folder / f"{graph}.json")
+    return copied
+
+
+def test_graphs_and_weights_may_be_gone_but_nothing_else(compiled: Path) -> None:
+    for name in ("target.onnx", "drafter.onnx", "head.onnx", "weights.bin"):
+        (compiled / name).unlink()
+        Bundle.open(compiled, check_hashes=True)
+    (compiled / "tokenizer.json").unlink()
+    with pytest.raises(BundleError, match=r"tokenizer\.json: missing"):
+        Bundle.open(compiled)
+
+
+def test_what_is_there_must_still_be_whole(compiled: Path) -> None:
+    flip(compiled / "weights.bin", 100)
+    with pytest.raises(BundleError, match=r"weights\.bin: altered since export"):
+        Bundle.open(compiled)
+
+
+@pytest.mark.parametrize(("field", "there"), [("graph", "0" * 64), ("precision", "fp16")])
+def test_a_compiled_graph_of_another_bundle_is_refused_with_both_values(field: str, there: str, compiled: Path) -> None:
+    key = compiled / "engines" / "device" / "drafter.json"
+    values = json.loads(key.read_text())
+    key.write_text(json.dumps({**values, field: there}))
+    (compiled / "drafter.onnx").unlink()
+    expected = rf"drafter\.json: built for {field} '{there}', but here it is '{values[field]}'; take it away, or export"
+    with pytest.raises(ProviderError, match=expected):
+        Bundle.open(compiled)
 
 
 # --- files ---

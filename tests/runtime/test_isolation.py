@@ -142,8 +142,9 @@ def test_imports_point_one_way(package: object) -> None:
     assert not wrong
 
 
-def test_the_bundles_schema_depends_on_nothing_but_errors() -> None:
+def test_the_bundles_schema_depends_on_nothing_but_errors_and_the_engines_key() -> None:
     """It is what the exporter imports of the runtime."""
     assert dspark.runtime.__file__ is not None
     file = Path(dspark.runtime.__file__).with_name("bundle.py")
-    assert {module for module in imports(file) if root(module).startswith("dspark")} == {"dspark.runtime.errors"}
+    own = {module for module in imports(file) if root(module).startswith("dspark")}
+    assert own == {"dspark.providers.engine_key", "dspark.runtime.errors"}

@@ -1,0 +1,63 @@
+"""Sessions on devices with memory of their own: ONNX Runtime copies inputs there when they are bound, not when it runs.
+
+Source: onnxruntime.ai, "I/O Binding"; ``IOBinding::BindInput``.
+"""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark.providers import ProviderError
+from dspark.providers.onnxruntime_session import OnnxRuntimeSession
+
+
+class Doubling:
+    """A session whose graph doubles ``x`` into ``y``, on the host's memory or on other."""
+
+    def __init__(self, memory: str | None) -> None:
+        self._memory = memory
+        self._array: Callable[[], Any] = lambda: None
+        self._output = np.zeros(0, np.float32)
+        self.bound = 0
+        if memory is not None:
+            self.get_input_memory_infos = lambda: [SimpleNamespace(name=memory)]
+
+    def io_binding(self) -> "Doubling":
+        return self
+
+    def bind_input(self, name: str, device: str, index: int, dtype: Any, shape: Any, address: int) -> None:
+        if name != "x":
+            raise RuntimeError(f"Invalid input name: {name}")
+        self.bound += 1
+        there = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
+        copy = there.copy()
+        self._array = lambda: there if self._memory == "Cpu" else copy
+
+    def bind_output(self, name: str, device: str, index: int, dtype: Any, shape: Any, address: int) -> None:
+        self._output = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
+
+    def run_with_iobinding(self, binding: "Doubling") -> None:
+        self._output[:] = 2 * self._array()
+
+
+@pytest.mark.parametrize(("memory", "bindings"), [("Cpu", 1), ("OpenVINO_shared_CPU", 4), (None, 4)])
+def test_a_run_sees_what_inputs_hold_now(memory: str | None, bindings: int) -> None:
+    """Runtimes before 1.23 do not tell which memory it is."""
+    session = Doubling(memory)
+    x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+    call = OnnxRuntimeSession(Path("m.onnx"), session).bind({"x": x}, {"y": y})
+    for value in (1, 2, 3):
+        x[:] = value
+        call.run()
+        assert y.tolist() == [2 * value] * 3
+    assert session.bound == bindings
+
+
+def test_an_input_that_is_not_there_is_named() -> None:
+    with pytest.raises(ProviderError, match=r"m\.onnx: z cannot be bound: Invalid input name: z"):
+        OnnxRuntimeSession(Path("m.onnx"), Doubling("Cpu")).bind({"z": np.zeros(1, np.float32)}, {})
