@@ -1,6 +1,6 @@
 """Schedulers that know what a step costs on this device."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -41,11 +41,13 @@ class HardwareScheduler(Scheduler):
     def __init__(self, costs: RoundCosts, rates: AcceptanceRates | None) -> None:
         self._costs = costs
         self._rates = rates
+        self._pauses: defaultdict[int, DraftPause] = defaultdict(DraftPause)
         self._pause = DraftPause()
         self._cost = 1.0
 
     def drafts(self, batch: Batch) -> bool:
-        """Not while drafting pauses because it did not pay."""
+        """Not while drafting pauses because it did not pay for about as many requests."""
+        self._pause = self._pauses[batch.requests.bit_length()]
         return super().drafts(batch) and self._pause.over()
 
     def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
@@ -65,7 +67,8 @@ class HardwareScheduler(Scheduler):
         """Learns what the draft gave."""
         if not rounds:  # every request failed
             return
-        self._pause.record(1 + sum(each.accepted for each in rounds) / len(rounds), self._cost)
+        tokens = 1 + sum(each.accepted for each in rounds) / len(rounds)
+        self._pause.record(len(rounds), tokens, self._cost)
         if self._rates is not None:
             self._rates.update(rounds)
 

@@ -13,7 +13,7 @@ from dspark.runtime.inference import open_sessions
 from dspark.runtime.options import SchedulerName
 from dspark.runtime.rounds import Round
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
-from dspark.runtime.scheduling.pause import LONGEST, DraftPause
+from dspark.runtime.scheduling.pause import TRIALS, DraftPause
 from dspark.runtime.scheduling.rates import AcceptanceRates
 from dspark.runtime.scheduling.scheduler import Batch
 from tests.costs import cost_table
@@ -34,13 +34,15 @@ def confident(*values: float) -> np.ndarray:
 # --- the pause ---
 
 
-def drafted(pause: DraftPause, tokens: Callable[[int], float], cost: float, rounds: int) -> list[int]:
+def drafted(
+    pause: DraftPause, tokens: Callable[[int], float], cost: float, rounds: int, requests: int = 1
+) -> list[int]:
     """The rounds that draft, if one that does gives so many tokens."""
     found = []
     for index in range(rounds):
         if pause.over():
             found.append(index)
-            pause.record(tokens(index), cost)
+            pause.record(requests, tokens(index), cost)
     return found
 
 
@@ -48,19 +50,23 @@ def test_drafting_goes_on_as_long_as_it_pays() -> None:
     assert drafted(DraftPause(), lambda index: 1 + 3 * (index % 2), 1.5, 200) == list(range(200))
 
 
-def test_drafting_that_loses_is_tried_ever_more_rarely() -> None:
-    found = drafted(DraftPause(), lambda _: 1.0, 1.15, 1000)
-    gaps = np.diff(found)
-    assert (gaps[-10:] == LONGEST + 1).all()
-    assert (np.diff(gaps) >= 0).all()
-    lost = 0.15 * len(found)  # in plain rounds
-    assert lost / 1000 < 0.01
+@pytest.mark.parametrize("requests", [1, 16])
+@pytest.mark.parametrize("cost", [1.05, 1.15, 1.7])
+def test_trials_of_drafting_that_loses_cost_a_bounded_part(cost: float, requests: int) -> None:
+    found = drafted(DraftPause(), lambda _: 1.0, cost, 4000, requests)
+    late = [index for index in found if index >= 1000]
+    assert late
+    assert len(late) * (cost - 1) / 3000 <= 1.1 * TRIALS
+
+
+def test_many_requests_show_soon_that_drafting_loses() -> None:
+    assert len(drafted(DraftPause(), lambda _: 1.1, 1.7, 100, requests=16)) <= 4
 
 
 def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
     found = drafted(DraftPause(), lambda index: 1.0 if index < 300 else 4.0, 1.3, 400)
     resumed = next(index for index in found if index >= 300)
-    assert resumed <= 300 + LONGEST
+    assert resumed <= 300 + 0.3 / TRIALS + 1
     assert set(range(resumed, 400)) <= {*found}
 
 
@@ -126,6 +132,16 @@ def test_predictable_text_gets_a_longer_draft() -> None:
         np.array([[0.95, 0.95, 0.95, 0.9, 0.9], [0.5, 0.4, 0.4, 0.4, 0.4]], np.float32), batch(2)
     )
     assert lengths[0] > lengths[1]
+
+
+def test_a_pause_for_many_requests_is_none_for_one() -> None:
+    costly = scheduler(cost_table(draft=lambda requests: 10.0 * requests))
+    for _ in range(10):
+        if costly.drafts(batch(16)):
+            costly.schedule(np.zeros((16, 5), np.float32), batch(16))
+            costly.observe([Round(0, 0, False, None)] * 16)
+    assert not costly.drafts(batch(16))
+    assert costly.drafts(batch(1))
 
 
 def test_limits_are_kept() -> None:
