@@ -38,7 +38,6 @@ __all__ = [
 
 COST_FOLDER = "cost"
 COST_VERSION = 1
-CONTEXT_STEP = 64
 
 Floats = NDArray[np.float64]
 Count = Annotated[int, Field(ge=1)]
@@ -141,7 +140,8 @@ class CostModel:
     """What any round costs, by interpolation in a table.
 
     Between numbers of requests it interpolates at equally many tokens a request. Attention's time is linear in the
-    context, so that what more context costs is taken from steps of one request, for each request once.
+    context, so that what context costs is taken from steps of one request. Attention computes each request of a step
+    as if it were the longest, while those that were measured were equally long.
 
     Args:
         table: The measurements.
@@ -157,20 +157,32 @@ class CostModel:
         }
         tokens, near = self._rows[1]
         last = max((curve for curve in table.curves if curve.requests == 1), key=lambda curve: curve.context_length)
-        rise = np.maximum(_per_request(last)[1] - near, 0)
-        self._context_slope = tokens, rise / max(last.context_length - self._context, 1)
-        self._curve = lru_cache(256)(self._interpolated)
-        self._draft = lru_cache(256)(lambda requests: float(np.interp(requests, *self._drafts)))
+        rise = np.maximum.accumulate(np.maximum(_per_request(last)[1] - near, 0))
+        slope = rise / max(last.context_length - self._context, 1)
+        self._slopes = np.interp(np.arange(tokens[-1] + 1), tokens, slope)
+        self._linear = lru_cache(64)(self._without_attention)
+        self._draft = lru_cache(64)(lambda requests: float(np.interp(requests, *self._drafts)))
 
-    def step_seconds(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
-        """Time ``[draft_tokens + 1]`` of a step that verifies 0, 1, … draft tokens beside each request's anchor."""
-        return self._curve(requests, -(-context_length // CONTEXT_STEP) * CONTEXT_STEP, draft_tokens)
+    def step_seconds(
+        self, requests: int, context_length: int, draft_tokens: NDArray[np.int64], longest: NDArray[np.int64]
+    ) -> Floats:
+        """Time ``[n]`` of steps that verify so many draft tokens beside each request's anchor.
+
+        Args:
+            requests: R.
+            context_length: Cached tokens that attention reads of each request.
+            draft_tokens: Draft tokens that all requests verify together, int64 ``[n]``.
+            longest: Most tokens of one request, its anchor included, int64 ``[n]``.
+        """
+        linear = self._linear(requests, int(draft_tokens.max()))[draft_tokens]
+        return linear + requests * max(context_length, self._context) * self._attention(longest)
 
     def draft_seconds(self, requests: int) -> float:
         """Time of drafting for so many requests."""
         return self._draft(requests)
 
-    def _interpolated(self, requests: int, context_length: int, draft_tokens: int) -> Floats:
+    def _without_attention(self, requests: int, draft_tokens: int) -> Floats:
+        """Time ``[draft_tokens + 1]`` of steps that verify 0, 1, … draft tokens, but for reading the context."""
         tokens = 1 + np.arange(draft_tokens + 1) / requests  # of each request
         measured = np.array(list(self._rows))
         place = float(np.interp(requests, measured, np.arange(len(measured))))
@@ -178,8 +190,13 @@ class CostModel:
             np.interp(tokens, *self._rows[int(measured[index])]) for index in (int(place), int(np.ceil(place)))
         )
         seconds = below + (place - int(place)) * (above - below)
-        more = max(context_length - self._context, 0)
-        return np.asarray(seconds + requests * more * np.interp(tokens, *self._context_slope))
+        return np.asarray(np.maximum.accumulate(seconds - requests * self._context * self._attention(tokens)))
+
+    def _attention(self, tokens: NDArray[np.int64] | Floats) -> Floats:
+        """Time of reading a token of context with so many tokens of a request."""
+        if tokens.dtype.kind == "i":  # looked up: searches ask for thousands at once
+            return np.asarray(self._slopes[np.minimum(tokens, len(self._slopes) - 1)])
+        return np.interp(tokens, np.arange(len(self._slopes)), self._slopes)
 
 
 def _per_request(curve: StepCurve) -> tuple[Floats, Floats]:

@@ -246,9 +246,9 @@ class _Places:
     unpad_index: NDArray[np.int64]
 
 
-@lru_cache(256)
+@lru_cache(32)
 def _places(counts: tuple[int, ...], width: int) -> _Places:
-    """Of requests with so many tokens each, padded to ``width``; most rounds are like one before."""
+    """Of requests with so many tokens each, padded to ``width``; rounds of few requests are often like one before."""
     ends = np.cumsum(counts, dtype=np.int64)
     begins = ends - np.asarray(counts)
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -4,6 +4,7 @@ A plan verifies the k candidates of highest survival: survival never rises along
 other k tokens promise more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +12,13 @@ from numpy.typing import NDArray
 
 from dspark.runtime.scheduling.scheduler import Batch
 
-__all__ = ["Candidates", "best_count", "best_plan", "early_stop_count", "survivals"]
+__all__ = ["Candidates", "PlanSeconds", "best_count", "best_lengths", "best_plan", "early_stop_count", "survivals"]
 
 Floats = NDArray[np.float64]
+PlanSeconds = Callable[[NDArray[np.int64], NDArray[np.int64]], Floats]
+"""Time of rounds by the number of draft tokens verified, and by the most tokens of one request, its anchor included."""
+CUTS = (1, 2, 3, 4, 6, 8)
+"""Draft tokens of a request."""
 
 
 def survivals(confidence: NDArray[np.float32]) -> Floats:
@@ -27,11 +32,13 @@ class Candidates:
 
     Attributes:
         owners: Whose each is, int64 ``[M]``.
+        positions: Its place in that draft, from 0, int64 ``[M]``.
         survival: float64 ``[M]``, falling.
         requests: R.
     """
 
     owners: NDArray[np.int64]
+    positions: NDArray[np.int64]
     survival: Floats
     requests: int
 
@@ -41,11 +48,20 @@ class Candidates:
         owners, positions = np.nonzero(np.arange(survival.shape[1]) < limits[:, None])
         values = survival[owners, positions]
         order = np.argsort(-values, kind="stable")  # among equals a request's earlier token stays first
-        return cls(owners[order], values[order], len(limits))
+        return cls(owners[order], positions[order], values[order], len(limits))
+
+    def only(self, kept: NDArray[np.bool_]) -> "Candidates":
+        """Some of them, in the same order."""
+        return Candidates(self.owners[kept], self.positions[kept], self.survival[kept], self.requests)
 
     def lengths(self, count: int) -> NDArray[np.int64]:
         """Length of each request's prefix, int64 ``[R]``, if the first ``count`` are verified."""
         return np.bincount(self.owners[:count], minlength=self.requests)
+
+    @property
+    def longest(self) -> NDArray[np.int64]:
+        """Most tokens of one request ``[M + 1]``, its anchor included, if the first 0…M are verified."""
+        return np.maximum.accumulate(np.append(1, self.positions + 2))
 
     def tokens(self, certain: float) -> Floats:
         """Expected tokens ``[M + 1]`` of verifying the first 0…M, beside ``certain`` ones.
@@ -72,7 +88,35 @@ def early_stop_count(tokens: Floats, seconds: Floats) -> int:
     return int(np.argmin(np.append(rates[1:] > rates[:-1], False)))
 
 
-def best_plan(survival: Floats, batch: Batch, seconds: Floats) -> NDArray[np.int64]:
+def best_lengths(
+    candidates: Candidates, cost: PlanSeconds, certain: float, verified: int = 0, longest: int = 1
+) -> NDArray[np.int64]:
+    """The prefix lengths ``[R]`` with most tokens a second, of all that there are.
+
+    Where padding costs, a plan may have to leave out the end of one draft for the beginnings of others, so drafts cut
+    at several lengths are searched.
+
+    Args:
+        candidates: The tokens to choose from.
+        cost: Time of rounds.
+        certain: Tokens expected without them.
+        verified: Draft tokens of other requests, which are verified in any case.
+        longest: Most tokens of one of these requests, its anchor included.
+    """
+    farthest = int(candidates.positions.max(initial=-1)) + 1
+    best, lengths = -1.0, candidates.lengths(0)
+    for reach in [*(cut for cut in CUTS if cut < farthest and candidates.requests > 1), farthest]:
+        near = candidates.only(candidates.positions < reach)
+        counts = np.arange(len(near.owners) + 1)
+        tokens = near.tokens(certain)
+        seconds = cost(verified + counts, np.maximum(near.longest, longest))
+        count = best_count(tokens, seconds)
+        if tokens[count] / seconds[count] > best:
+            best, lengths = tokens[count] / seconds[count], near.lengths(count)
+    return lengths
+
+
+def best_plan(survival: Floats, batch: Batch, cost: PlanSeconds) -> NDArray[np.int64]:
     """The prefix lengths ``[R]`` with most tokens a second that may be chosen without bending a distribution.
 
     Requests that sample are cut by Algorithm 1 of the DSpark paper. Greedy ones are searched without constraint, once
@@ -81,20 +125,19 @@ def best_plan(survival: Floats, batch: Batch, seconds: Floats) -> NDArray[np.int
     Args:
         survival: float64 ``[R, γ]``.
         batch: The requests.
-        seconds: Time of a round ``[M + 1]`` by the number of draft tokens verified.
+        cost: Time of rounds.
     """
     limits, greedy = batch.limits, batch.greedy
     candidates = Candidates.of(survival, limits)
-    tokens = candidates.tokens(batch.requests)
     if greedy.all():
-        return candidates.lengths(best_count(tokens, seconds))
-    count = early_stop_count(tokens, seconds)
+        return best_lengths(candidates, cost, batch.requests)
+    seconds = cost(np.arange(len(candidates.owners) + 1), candidates.longest)
+    count = early_stop_count(candidates.tokens(batch.requests), seconds)
     lengths = candidates.lengths(count)
     if not greedy.any():
         return lengths
     sampled = ~greedy[candidates.owners[:count]]
     certain = batch.requests + float(candidates.survival[:count][sampled].sum())
-    free = Candidates.of(survival, np.where(greedy, limits, 0))
-    offset = int(sampled.sum())
-    count = best_count(free.tokens(certain), seconds[offset : offset + len(free.owners) + 1])
-    return np.where(greedy, free.lengths(count), lengths)
+    free = candidates.only(greedy[candidates.owners])
+    freed = best_lengths(free, cost, certain, int(sampled.sum()), 1 + int(lengths[~greedy].max()))
+    return np.where(greedy, freed, lengths)

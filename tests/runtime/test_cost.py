@@ -132,9 +132,29 @@ def test_a_curve_that_makes_no_sense(tokens: tuple[int, ...], rates: tuple[float
 # --- the model ---
 
 
+def even_steps(table: CostTable, requests: int, context: int, draft_tokens: int) -> np.ndarray:
+    """Time of steps in which all requests verify equally many of 0, 1, … draft tokens, as far as that goes."""
+    counts = np.arange(draft_tokens + 1)
+    return CostModel(table).step_seconds(requests, context, counts, 1 + counts // requests)
+
+
+def test_attention_computes_every_request_as_if_it_were_the_longest() -> None:
+    """A token of a step costs 0.5, and 0.001 for each token of context."""
+
+    def step(requests: int, tokens: int, context: int) -> float:
+        return 5 + 0.5 * tokens + 0.001 * tokens * context
+
+    model, context = CostModel(cost_table(step)), 640
+    found = model.step_seconds(4, context, np.array([8, 5, 5]), np.array([3, 6, 3]))
+    expected = [
+        5 + 0.5 * (4 + verified) + 0.001 * 4 * longest * context for verified, longest in ((8, 3), (5, 6), (5, 3))
+    ]
+    np.testing.assert_allclose(found, np.multiply(expected, 1e-3))
+
+
 @pytest.mark.parametrize(("requests", "context"), [(1, 128), (2, 128), (3, 128), (5, 640), (8, 1024), (8, 4096)])
 def test_linear_costs_are_interpolated_exactly(requests: int, context: int) -> None:
-    found = CostModel(cost_table()).step_seconds(requests, context, requests * 5)
+    found = even_steps(cost_table(), requests, context, requests * 5)
     tokens = requests + np.arange(requests * 5 + 1)
     np.testing.assert_allclose(found, 1e-3 * (5 + 0.5 * tokens + requests * context / 512))
     assert CostModel(cost_table()).draft_seconds(requests) == pytest.approx(1e-3 * (0.5 + 0.1 * requests))
@@ -144,7 +164,7 @@ def test_noise_does_not_make_more_tokens_cheaper() -> None:
     generator = np.random.default_rng(0)
     noisy = cost_table(lambda requests, tokens, context: 10 + 0.1 * tokens + generator.random())
     for requests in range(1, 9):
-        assert (np.diff(CostModel(noisy).step_seconds(requests, 2048, 5 * requests)) >= 0).all()
+        assert (np.diff(even_steps(noisy, requests, 2048, 5 * requests)) >= 0).all()
 
 
 # --- measuring ---
@@ -178,7 +198,7 @@ def test_what_is_measured_is_what_calls_take(copied: Path, monkeypatch: pytest.M
     assert profile.drafts == {1: [2.5] * 5, 3: [2.5] * 5}
     table = profile.table(key_of(copied))
     assert table.max_batch_tokens == 18
-    seconds = CostModel(table).step_seconds(2, 320, 10)
+    seconds = even_steps(table, 2, 320, 10)
     np.testing.assert_allclose(seconds, 10 + np.arange(2, 13) + 0.01 * 2 * 320)
     assert max(time for times in profile.steps.values() for time in outliers(times)) > 1000
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler, RoundCosts
 from dspark.runtime.scheduling.scheduler import Batch, Scheduler, ThresholdScheduler
-from dspark.runtime.scheduling.search import best_plan, survivals
+from dspark.runtime.scheduling.search import PlanSeconds, best_plan, survivals
 
 WIDTH = 3
 Plan = tuple[int, ...]
@@ -29,6 +29,11 @@ def rounds(most: int = 3) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray, np.
             arrays(np.float64, requests * WIDTH + 1, elements=st.floats(0.25, 2)),
         ).map(lambda case: (*case[:3], case[3][: case[1].sum() + 1]))
     )
+
+
+def by_count(seconds: np.ndarray) -> PlanSeconds:
+    """Costs that depend on the number of draft tokens alone."""
+    return lambda verified, longest: seconds[verified]
 
 
 def rate(confidence: np.ndarray, lengths: Plan, seconds: np.ndarray) -> float:
@@ -59,24 +64,41 @@ def algorithm_1(confidence: np.ndarray, limits: np.ndarray, seconds: np.ndarray)
 def test_greedy_requests_get_the_best_of_all_plans(case: tuple[np.ndarray, ...]) -> None:
     confidence, limits, greedy, seconds = case
     batch = Batch(limits, np.ones_like(greedy), 64)
-    lengths = best_plan(survivals(confidence), batch, seconds)
+    lengths = best_plan(survivals(confidence), batch, by_count(seconds))
     plans = product(*[range(limit + 1) for limit in limits])
     best = max(rate(confidence, plan, seconds) for plan in plans)
     assert (lengths <= limits).all()
     assert rate(confidence, tuple(lengths), seconds) == pytest.approx(best, rel=1e-12)
 
 
+@given(rounds(), st.floats(0, 1))
+def test_that_holds_where_long_drafts_cost_more(case: tuple[np.ndarray, ...], price: float) -> None:
+    confidence, limits, greedy, seconds = case
+    seconds = np.maximum.accumulate(seconds)  # else verifying what nobody asked for could pay
+
+    def cost(verified: np.ndarray, longest: np.ndarray) -> np.ndarray:
+        return seconds[verified] + price * longest
+
+    def plan_rate(lengths: Plan) -> float:
+        padded = seconds + price * (1 + max(lengths))
+        return rate(confidence, lengths, padded)
+
+    lengths = best_plan(survivals(confidence), Batch(limits, np.ones_like(greedy), 64), cost)
+    best = max(plan_rate(plan) for plan in product(*[range(limit + 1) for limit in limits]))
+    assert plan_rate(tuple(lengths)) == pytest.approx(best, rel=1e-12)
+
+
 @given(rounds())
 def test_sampling_requests_get_the_plan_of_algorithm_1(case: tuple[np.ndarray, ...]) -> None:
     confidence, limits, greedy, seconds = case
-    lengths = best_plan(survivals(confidence), Batch(limits, np.zeros_like(greedy), 64), seconds)
+    lengths = best_plan(survivals(confidence), Batch(limits, np.zeros_like(greedy), 64), by_count(seconds))
     assert lengths.tolist() == algorithm_1(confidence, limits, seconds)
 
 
 @given(rounds())
 def test_greedy_requests_get_the_best_that_is_left_beside_sampling_ones(case: tuple[np.ndarray, ...]) -> None:
     confidence, limits, greedy, seconds = case
-    lengths = best_plan(survivals(confidence), Batch(limits, greedy, 64), seconds)
+    lengths = best_plan(survivals(confidence), Batch(limits, greedy, 64), by_count(seconds))
     if not greedy.all():
         expected = np.array(algorithm_1(confidence, limits, seconds))
         assert lengths[~greedy].tolist() == expected[~greedy].tolist()
@@ -87,11 +109,21 @@ def test_greedy_requests_get_the_best_that_is_left_beside_sampling_ones(case: tu
     assert rate(confidence, tuple(lengths), seconds) == pytest.approx(best, rel=1e-12)
 
 
+def test_a_long_draft_must_pay_for_what_it_pads() -> None:
+    """The same confidences, with and without a price on the longest request."""
+    confidence = np.array([[0.95, 0.95, 0.95], [0.9, 0.1, 0.1]], np.float32)
+    batch = Batch(np.full(2, 3), np.ones(2, bool), 64)
+    free = best_plan(survivals(confidence), batch, lambda verified, longest: 10 + 2 * verified)
+    padded = best_plan(survivals(confidence), batch, lambda verified, longest: 10 + 2 * verified + 4.0 * longest)
+    assert free.tolist() == [3, 1]
+    assert padded.tolist() == [1, 1]  # and not [2, 1], the best that begins with the three surest
+
+
 def test_a_confidence_that_is_no_number_ends_the_draft() -> None:
     confidence = np.array([[0.9, np.nan, 1.0], [0.9, 0.9, 0.9]], np.float32)
     assert survivals(confidence)[0].tolist() == [pytest.approx(0.9), 0, 0]
     batch = Batch(np.full(2, 3), np.ones(2, bool), 64)
-    assert best_plan(survivals(confidence), batch, np.linspace(1, 1.5, 7)).tolist() == [1, 3]
+    assert best_plan(survivals(confidence), batch, by_count(np.linspace(1, 1.5, 7))).tolist() == [1, 3]
 
 
 # --- the output's distribution, exactly ---
@@ -103,8 +135,10 @@ class Table(RoundCosts):
     def __init__(self, seconds: np.ndarray) -> None:
         self.seconds = seconds
 
-    def step_seconds(self, requests: int, context_length: int, draft_tokens: int) -> np.ndarray:
-        return self.seconds[: draft_tokens + 1]
+    def step_seconds(
+        self, requests: int, context_length: int, draft_tokens: np.ndarray, longest: np.ndarray
+    ) -> np.ndarray:
+        return self.seconds[draft_tokens]
 
     def draft_seconds(self, requests: int) -> float:
         return 0.0
