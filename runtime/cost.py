@@ -196,7 +196,7 @@ class CostModel:
         """Time of reading a token of context with so many tokens of a request."""
         if tokens.dtype.kind == "i":  # looked up: searches ask for thousands at once
             return np.asarray(self._slopes[np.minimum(tokens, len(self._slopes) - 1)])
-        return np.interp(tokens, np.arange(len(self._slopes)), self._slopes)
+        return np.asarray(np.interp(tokens, np.arange(len(self._slopes)), self._slopes))
 
 
 def _per_request(curve: StepCurve) -> tuple[Floats, Floats]:
