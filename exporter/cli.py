@@ -40,9 +40,7 @@ def export(
     ] = None,
     table_precision: Annotated[
         Precision | None,
-        typer.Option(
-            help="Of embedding and LM head.", show_default="that of the linear layers; int8 with int8-blocks and int4"
-        ),
+        typer.Option(help="Of embedding and LM head.", show_default="that of the linear layers; int8 with int4"),
     ] = None,
     block_size: Annotated[
         int | None,

@@ -47,8 +47,8 @@ class PrecisionProfile:
     accuracy_level: int = 4
 
     def __post_init__(self) -> None:
-        if self.tables in BITS:
-            raise ExportError(f"embedding and LM head cannot be {self.tables}; choose int8, int8-weights or fp16")
+        if self.tables is Precision.INT4:
+            raise ExportError("embedding and LM head cannot be int4, which costs too much quality; choose int8 or fp16")
         if self.block_size not in ALLOWED_BLOCK_SIZES:
             raise ExportError(f"the block size is {self.block_size}; it must be one of {ALLOWED_BLOCK_SIZES}")
         if self.accuracy_level not in ACCURACY_LEVELS:
@@ -62,10 +62,10 @@ class PrecisionProfile:
         block_size: int | None = None,
         accuracy_level: int = 4,
     ) -> "PrecisionProfile":
-        """A profile whose tables follow its linear layers, but for those in blocks, where they are int8."""
+        """A profile whose tables follow its linear layers, but for int4, where they are int8."""
         return cls(
             linear,
-            tables or (Precision.INT8 if linear in BITS else linear),
+            tables or (Precision.INT8 if linear is Precision.INT4 else linear),
             BLOCK_SIZES.get(linear, cls.block_size) if block_size is None else block_size,
             accuracy_level,
         )

@@ -1,9 +1,10 @@
 """Integers in blocks along the input, as ONNX Runtime's MatMulNBits reads them."""
 
+import numpy as np
 import onnx_ir as ir
 
 from dspark.exporter.checkpoints.tensors import LazyTensor
-from dspark.exporter.graphs.builder import MICROSOFT, GraphBuilder
+from dspark.exporter.graphs.builder import FLOAT, MICROSOFT, GraphBuilder
 from dspark.exporter.graphs.encodings.encoding import Encoding
 from dspark.exporter.packings import BlockPacking
 
@@ -41,5 +42,10 @@ class Blocks(Encoding):
         )
 
     def look_up(self, g: GraphBuilder, ids: ir.Value, name: str, table: LazyTensor) -> ir.Value:
-        """Not for tables: a row would have to be unpacked by the graph, so profiles give tables another encoding."""
-        raise NotImplementedError(f"{name}: tables have no encoding in blocks")
+        """Rows times their blocks' scales; eight bits only: four cost an embedding too much, so no profile asks."""
+        assert self._packing.bits == 8, f"{name}: tables have no encoding of four bits"
+        stored, scales = (g.op("Gather", part, ids, axis=0) for part in g.packed(name, table, self._packing))
+        centred = g.op("Sub", g.op("Cast", stored, to=FLOAT), g.constant(np.float32(128)))
+        rows = g.reshape(g.op("Mul", centred, g.op("Unsqueeze", scales, g.ints(2))), 0, -1)
+        width, size = table.shape[1], self._packing.block_size
+        return rows if width % size == 0 else g.op("Slice", rows, g.ints(0), g.ints(width), g.ints(1))
