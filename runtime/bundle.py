@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from dspark.providers.engine_key import ENGINES, EngineKey
 from dspark.runtime.errors import BundleError
+from dspark.runtime.versioned_file import read_versioned
 
 __all__ = [
     "MANIFEST",
@@ -29,12 +30,10 @@ __all__ = [
     "HeadInfo",
     "Manifest",
     "PrecisionInfo",
-    "SchemaVersion",
     "SourceFile",
     "StaticShapes",
     "TargetInfo",
     "TextInfo",
-    "first_problem",
     "hash_file",
 ]
 
@@ -379,32 +378,12 @@ def hash_file(path: Path) -> str:
 
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
-    if not file.is_file():
+    manifest = read_versioned(file, Manifest, SCHEMA_VERSION)
+    if manifest is None:
         raise BundleError(f"{path}: no bundle here ({MANIFEST} is missing); make one with dspark-export")
-    try:
-        content = file.read_bytes()
-        version = SchemaVersion.model_validate_json(content).schema_version
-        if version != SCHEMA_VERSION:
-            raise BundleError(f"{file}: schema version {version}; this runtime reads version {SCHEMA_VERSION}")
-        manifest = Manifest.model_validate_json(content)
-    except ValidationError as error:
-        raise BundleError(f"{file}: {first_problem(error)}") from error
     _check_graphs(file, manifest)
     _check_named(file, manifest)
     return manifest
-
-
-class SchemaVersion(BaseModel):
-    """The version that a file says it has, read before the rest, which other versions may spell otherwise."""
-
-    schema_version: int | str
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with a file: where, and what."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{place}: {first['msg']}"
 
 
 def _check_graphs(file: Path, manifest: Manifest) -> None:

@@ -1,16 +1,23 @@
-"""JSON files beside the manifest that say which version of their format they are in."""
+"""JSON files of a bundle that say which version of their format they are in."""
 
+import json
+import reprlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dspark.runtime.bundle import SchemaVersion, first_problem
 from dspark.runtime.errors import BundleError
 
 __all__ = ["read_versioned"]
 
 Content = TypeVar("Content", bound=BaseModel)
+
+
+class SchemaVersion(BaseModel):
+    """The version that a file says it has, read before the rest, which other versions may spell otherwise."""
+
+    schema_version: int | str
 
 
 def read_versioned(file: Path, model: type[Content], version: int, advice: str = "") -> Content | None:
@@ -27,14 +34,40 @@ def read_versioned(file: Path, model: type[Content], version: int, advice: str =
     """
     try:
         content = file.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BundleError(f"{file}: cannot be read: {error}") from error
     try:
         found = SchemaVersion.model_validate_json(content).schema_version
         if found != version:
-            raise BundleError(f"{file}: schema version {found}; this runtime reads {version}{advice}")
+            raise BundleError(f"{file}: schema version {found}; this runtime reads version {version}{advice}")
+        json.loads(content, object_pairs_hook=_refuse_repeated_keys)
         return model.model_validate_json(content)
     except ValidationError as error:
-        raise BundleError(f"{file}: {first_problem(error)}{advice}") from error
+        raise BundleError(f"{file}: {_first_problem(error)}{advice}") from error
+    except ValueError as error:
+        raise BundleError(f"{file}: {error}{advice}") from error
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Pydantic would take the last of them.
+
+    Raises:
+        ValueError: A key of an object stands there twice.
+    """
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"key {key!r} stands there twice")
+        seen.add(key)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a file: where, what, and what stands there."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":
+        return f"{place}: {first['ctx']['error']}".removeprefix(": ")
+    instead = f", not {reprlib.repr(first['input'])}" if first["loc"] and first["msg"].startswith("Input should") else ""
+    return f"{place or 'the file'}: {first['msg']}{instead}"

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -243,6 +244,36 @@ def test_a_manifest_that_is_none_is_refused(content: bytes, copied: Path) -> Non
     (copied / MANIFEST).write_bytes(content)
     with pytest.raises(BundleError, match=r"manifest\.json: "):
         Bundle.open(copied)
+
+
+def test_a_file_is_no_bundle(copied: Path) -> None:
+    with pytest.raises(BundleError, match=r"no bundle here \(manifest.json is missing\)"):
+        Bundle.open(copied / "head.onnx")
+
+
+@pytest.mark.parametrize(
+    ("before", "twice"),
+    [
+        ('"cache_form":', '"cache_form": "delta", "cache_form":'),
+        ('"vocabulary_size":', '"vocabulary_size": 7, "vocabulary_size":'),
+        ('"schema_version":', '"schema_version": 3, "schema_version":'),
+        ('"head.onnx": {', '"head.onnx": null, "head.onnx": {'),
+    ],
+)
+def test_a_manifest_with_a_key_twice_is_refused(before: str, twice: str, copied: Path) -> None:
+    file = copied / MANIFEST
+    file.write_text(file.read_text().replace(before, twice, 1))
+    key = before.split('"')[1]
+    with pytest.raises(BundleError, match=re.escape(f"manifest.json: key {key!r} stands there twice")):
+        Bundle.open(copied)
+
+
+def test_what_stands_where_something_else_belongs_is_told(copied: Path) -> None:
+    edit(copied, lambda manifest: manifest["target"].update(vocabulary_size=-7))
+    with pytest.raises(BundleError) as raised:
+        Bundle.open(copied)
+    told = "target.vocabulary_size: Input should be greater than or equal to 1, not -7"
+    assert str(raised.value) == f"{copied / MANIFEST}: {told}"
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -94,7 +94,7 @@ def test_a_table_from_elsewhere_is_refused(change: dict[str, object], message: s
     ("change", "message"),
     [
         ("{", "Invalid JSON"),
-        ({"schema_version": 2}, "schema version 2; this runtime reads 1"),
+        ({"schema_version": 2}, "schema version 2; this runtime reads version 1"),
         ({"curves": []}, "curves: Tuple should have at least 1 item"),
         ({"draft_requests": [2]}, "equally long"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
@@ -107,6 +107,15 @@ def test_a_damaged_table_is_refused(change: str | dict[str, object], message: st
     file.write_text(change if isinstance(change, str) else json.dumps(content | change))
     with pytest.raises(BundleError, match=message):
         read_costs(bundle, key)
+
+
+def test_a_table_with_a_key_twice_is_refused(copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    file = write_costs(bundle, cost_table(key=key))
+    file.write_text(file.read_text().replace('"brief"', '"brief": true, "brief"'))
+    with pytest.raises(BundleError) as raised:
+        read_costs(bundle, key)
+    assert str(raised.value) == f"{file}: key 'brief' stands there twice"
 
 
 @pytest.mark.parametrize("brief", [True, False])
