@@ -6,6 +6,8 @@ with another key is not used.
 
 import os
 import re
+import reprlib
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -40,8 +42,10 @@ COST_FOLDER = "cost"
 COST_VERSION = 1
 
 Floats = NDArray[np.float64]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Context = Annotated[int, Field(ge=1, le=1 << 30)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e12)]
+"""Times a second: from one in eleven days to what no clock can tell."""
 
 
 class _Model(BaseModel):
@@ -74,6 +78,23 @@ class CostKey(_Model):
         return f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
 
 
+def _check_samples(name: str, samples: Sequence[int], first: int) -> None:
+    """Refuses what does not rise from ``first`` on."""
+    if samples[0] != first or any(later <= earlier for earlier, later in pairwise(samples)):
+        raise ValueError(f"{name} is {_listed(samples)}; it must rise, from {first} on")
+
+
+def _check_lengths(model: BaseModel, name: str, rates: str) -> None:
+    """Refuses samples that have not a rate each."""
+    samples, found = len(getattr(model, name)), len(getattr(model, rates))
+    if samples != found:
+        raise ValueError(f"{rates} has {found} values and {name} {samples}; they must be equally long")
+
+
+def _listed(samples: Sequence[int]) -> str:
+    return reprlib.repr(list(samples))
+
+
 class StepCurve(_Model):
     """Steps of so many requests over a cache of so many tokens.
 
@@ -85,17 +106,14 @@ class StepCurve(_Model):
     """
 
     requests: Count
-    context_length: Count
+    context_length: Context
     sample_batch_tokens: tuple[Count, ...] = Field(min_length=1)
-    sample_steps_per_sec: tuple[Positive, ...]
+    sample_steps_per_sec: tuple[Rate, ...]
 
     @model_validator(mode="after")
     def _consistent(self) -> "StepCurve":
-        tokens = self.sample_batch_tokens
-        if len(tokens) != len(self.sample_steps_per_sec):
-            raise ValueError("sample_batch_tokens and sample_steps_per_sec must be equally long")
-        if tokens[0] != self.requests or any(later <= earlier for earlier, later in pairwise(tokens)):
-            raise ValueError("sample_batch_tokens must rise, from requests on")
+        _check_samples("sample_batch_tokens", self.sample_batch_tokens, self.requests)
+        _check_lengths(self, "sample_batch_tokens", "sample_steps_per_sec")
         return self
 
 
@@ -117,17 +135,33 @@ class CostTable(_Model):
     max_batch_tokens: Count
     curves: tuple[StepCurve, ...] = Field(min_length=1)
     draft_requests: tuple[Count, ...] = Field(min_length=1)
-    sample_drafts_per_sec: tuple[Positive, ...]
+    sample_drafts_per_sec: tuple[Rate, ...]
 
     @model_validator(mode="after")
     def _consistent(self) -> "CostTable":
-        if len(self.draft_requests) != len(self.sample_drafts_per_sec):
-            raise ValueError("draft_requests and sample_drafts_per_sec must be equally long")
-        alone = [curve for curve in self.curves if curve.requests == 1]
-        if not alone or self.draft_requests[0] != 1:
-            raise ValueError("curves and draft_requests must begin with 1 request")
-        if len({len(curve.sample_batch_tokens) for curve in alone}) > 1:
-            raise ValueError("the curves of 1 request must have the same sample_batch_tokens")
+        _check_samples("draft_requests", self.draft_requests, 1)
+        _check_lengths(self, "draft_requests", "sample_drafts_per_sec")
+        shortest = min(curve.context_length for curve in self.curves)
+        alone = {curve.context_length: curve.sample_batch_tokens for curve in self.curves if curve.requests == 1}
+        if shortest not in alone:
+            raise ValueError(f"curves has none of 1 request at the smallest context_length, {shortest}")
+        shapes = [(curve.requests, curve.context_length) for curve in self.curves]
+        for requests, context in shapes:
+            where = f"curves has requests {requests} at context_length {context}"
+            if shapes.count((requests, context)) > 1:
+                raise ValueError(f"{where} twice; it must be there once")
+            if requests > 1 and context > shortest:
+                raise ValueError(f"{where}; beyond the smallest, {shortest}, there must be only 1 request")
+            if requests == 1 and alone[context] != alone[shortest]:
+                raise ValueError(
+                    f"{where} with sample_batch_tokens {_listed(alone[context])}; "
+                    f"all of 1 request must have {_listed(alone[shortest])}"
+                )
+        most = max(curve.sample_batch_tokens[-1] for curve in self.curves)
+        if self.max_batch_tokens != most:
+            raise ValueError(
+                f"max_batch_tokens is {self.max_batch_tokens}; the largest of sample_batch_tokens is {most}"
+            )
         return self
 
     @property
@@ -155,6 +189,7 @@ class CostModel:
             for curve in sorted(table.curves, key=lambda curve: curve.requests)
             if curve.context_length == self._context
         }
+        self._least = min(seconds[0] for _, seconds in self._rows.values())
         tokens, near = self._rows[1]
         last = max((curve for curve in table.curves if curve.requests == 1), key=lambda curve: curve.context_length)
         rise = np.maximum.accumulate(np.maximum(_per_request(last)[1] - near, 0))
@@ -175,7 +210,8 @@ class CostModel:
             longest: Most tokens of one request, its anchor included, int64 ``[n]``.
         """
         linear = self._linear(requests, int(draft_tokens.max()))[draft_tokens]
-        return linear + requests * max(context_length, self._context) * self._attention(longest)
+        seconds = linear + requests * max(context_length, self._context) * self._attention(longest)
+        return np.asarray(np.maximum(seconds, self._least))  # a sum of large parts that nearly cancel each other
 
     def draft_seconds(self, requests: int) -> float:
         """Time of drafting for so many requests."""

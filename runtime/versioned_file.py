@@ -69,5 +69,5 @@ def _first_problem(error: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "value_error":
         return f"{place}: {first['ctx']['error']}".removeprefix(": ")
-    instead = f", not {reprlib.repr(first['input'])}" if first["loc"] and first["msg"].startswith("Input should") else ""
+    instead = f", not {reprlib.repr(first['input'])}" if place and first["msg"].startswith("Input should") else ""
     return f"{place or 'the file'}: {first['msg']}{instead}"

@@ -4,9 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, pictures, profiling
@@ -22,7 +26,7 @@ from dspark.runtime.cost import (
     write_costs,
 )
 from dspark.runtime.profiling import Grid, brief_grid, full_grid, measure, outliers
-from tests.costs import cost_table
+from tests.costs import KEY, cost_table
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import Arrays, tampered_sessions
 
@@ -96,7 +100,15 @@ def test_a_table_from_elsewhere_is_refused(change: dict[str, object], message: s
         ("{", "Invalid JSON"),
         ({"schema_version": 2}, "schema version 2; this runtime reads version 1"),
         ({"curves": []}, "curves: Tuple should have at least 1 item"),
-        ({"draft_requests": [2]}, "equally long"),
+        ({"draft_requests": [1]}, "sample_drafts_per_sec has 4 values and draft_requests 1; they must be equally long"),
+        ({"draft_requests": [2, 4, 6, 8]}, r"draft_requests is \[2, 4, 6, 8\]; it must rise, from 1 on"),
+        ({"draft_requests": [1, 4, 2, 8]}, r"draft_requests is \[1, 4, 2, 8\]; it must rise, from 1 on"),
+        ({"draft_requests": [1, 2, 2, 8]}, r"draft_requests is \[1, 2, 2, 8\]; it must rise, from 1 on"),
+        (
+            {"sample_drafts_per_sec": [1, 1e-320, 1, 1]},
+            "per_sec.1: Input should be greater than or equal to 0.000001, not 1e-320",
+        ),
+        ({"max_batch_tokens": 47}, "max_batch_tokens is 47; the largest of sample_batch_tokens is 48"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
     ],
 )
@@ -116,6 +128,110 @@ def test_a_table_with_a_key_twice_is_refused(copied: Path) -> None:
     with pytest.raises(BundleError) as raised:
         read_costs(bundle, key)
     assert str(raised.value) == f"{file}: key 'brief' stands there twice"
+
+
+@pytest.mark.parametrize(
+    ("kept", "changes", "message"),
+    [
+        ([0, 2, 3, 4], {}, "curves has none of 1 request at the smallest context_length, 128"),
+        ([2, 3, 4], {}, "curves has none of 1 request at the smallest context_length, 128"),
+        ([0, 1, 2, 2, 3, 4], {}, "curves has requests 2 at context_length 128 twice; it must be there once"),
+        (
+            [0, 1, 2, 3, 4],
+            {3: {"context_length": 256}},
+            "curves has requests 4 at context_length 256; beyond the smallest, 128, there must be only 1 request",
+        ),
+        (
+            [0, 1, 2, 3, 4],
+            {0: {"sample_batch_tokens": [1, 2, 3, 4, 5, 7]}},
+            "curves has requests 1 at context_length 1024 with sample_batch_tokens [1, 2, 3, 4, 5, 7]; "
+            "all of 1 request must have [1, 2, 3, 4, 5, 6]",
+        ),
+        (
+            [0, 1, 2, 3, 4],
+            {2: {"sample_batch_tokens": [2, 4, 6, 8, 10, 10**30]}},
+            "curves.2.sample_batch_tokens.5: Input should be less than or equal to 1048576, not 1000",
+        ),
+    ],
+)
+def test_curves_that_contradict_each_other_are_refused(
+    kept: list[int], changes: dict[int, dict[str, object]], message: str, copied: Path
+) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    file = write_costs(bundle, cost_table(key=key))
+    content = json.loads(file.read_text())
+    content["curves"] = [content["curves"][index] | changes.get(index, {}) for index in kept]
+    file.write_text(json.dumps(content))
+    with pytest.raises(BundleError) as raised:
+        read_costs(bundle, key)
+    assert str(raised.value).startswith(f"{file}: {message}")
+
+
+RATES = st.floats(1e-6, 1e12)
+WILD = st.one_of(
+    st.sampled_from([0, 1, 2, 3, 64, 128, 1 << 20, 1 << 30, 10**30, 1e-320, 1e300]),
+    st.lists(st.sampled_from([1, 2, 3, 4, 1 << 20, 1 << 30, 10**30]), max_size=4),
+    st.lists(st.sampled_from([1e-320, 1e-6, 1.0, 1e12, 1e300]), max_size=4),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, Any]:
+    """Content of a table that was right, before up to two things in it were overwritten, left out or doubled."""
+    lengths = sorted({1, *draw(st.sets(st.integers(2, 9), max_size=3))})
+    numbers = sorted({1, *draw(st.sets(st.integers(2, 1024), max_size=2))})
+    near = draw(st.sampled_from([64, 128]))
+    curves = [
+        {
+            "requests": number,
+            "context_length": context,
+            "sample_batch_tokens": [number * length for length in lengths],
+            "sample_steps_per_sec": [draw(RATES) for _ in lengths],
+        }
+        for number, context in [(1, draw(st.sampled_from([256, 1 << 30]))), *((number, near) for number in numbers)]
+    ]
+    content: dict[str, Any] = {
+        "key": KEY.model_dump(),
+        "max_batch_tokens": numbers[-1] * lengths[-1],
+        "curves": curves,
+        "draft_requests": numbers,
+        "sample_drafts_per_sec": [draw(RATES) for _ in numbers],
+    }
+    for _ in range(draw(st.integers(0, 2))):
+        curve = draw(st.sampled_from(curves)) if curves else content
+        match draw(st.sampled_from(["overwrite", "overwrite a curve", "leave out", "double"])):
+            case "overwrite":
+                content[draw(st.sampled_from(["max_batch_tokens", "draft_requests", "sample_drafts_per_sec"]))] = draw(
+                    WILD
+                )
+            case "overwrite a curve":
+                curve[draw(st.sampled_from(sorted(curve)))] = draw(WILD)
+            case "leave out":
+                content["curves"] = curves = [each for each in curves if each is not curve]
+            case "double":
+                content["curves"] = curves = [*curves, dict(curve)]
+    return content
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    content=tables(), requests=st.integers(1, 1024), context=st.integers(0, 1 << 30), draft_tokens=st.integers(0, 64)
+)
+def test_whatever_is_accepted_answers_every_query(
+    content: dict[str, Any], requests: int, context: int, draft_tokens: int
+) -> None:
+    try:
+        table = CostTable.model_validate_json(json.dumps(content))
+    except ValidationError:
+        reject()
+    model = CostModel(table)
+    counts = np.arange(draft_tokens + 1)
+    for longest in (1 + counts, 1 - (-counts // requests)):  # all for one request, or shared
+        seconds = model.step_seconds(requests, context, counts, longest)
+        assert seconds.shape == counts.shape
+        assert np.isfinite(seconds).all()
+        assert (seconds > 0).all()
+    assert 0 < model.draft_seconds(requests) < float("inf")
 
 
 @pytest.mark.parametrize("brief", [True, False])
