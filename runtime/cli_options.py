@@ -27,7 +27,10 @@ messages = Console(stderr=True)
 BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Scheduler = Annotated[
     SchedulerName | None,
-    typer.Option(help="How many draft tokens are verified.", show_default="threshold if one is given, else hardware"),
+    typer.Option(
+        help="How many draft tokens are verified.",
+        show_default="threshold if one is given, else hardware, or fixed for fixed shapes",
+    ),
 ]
 MaxDraftTokens = Annotated[int | None, typer.Option(help="The most draft tokens verified a round.", show_default="all")]
 ConfidenceThreshold = Annotated[

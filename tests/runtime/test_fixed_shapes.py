@@ -168,6 +168,22 @@ def test_compare_needs_any_shapes(
     assert "export without --static to compare" in result.error
 
 
+def test_there_is_nothing_to_profile(
+    fixed_bundle: FixedBundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = fixed_bundle("dspark_vanilla")
+    result = runner(monkeypatch, capsys)("profile", bundle)
+    told = f"error: {bundle}: has fixed shapes, so what a step costs does not depend on its tokens\n"
+    assert (result.code, result.out, result.error) == (1, "", told)
+    assert not (bundle / "cost").exists()
+
+
+def test_whole_drafts_are_verified_by_default(fixed_bundle: FixedBundle) -> None:
+    plan = SpeculationOptions().resolve(Bundle.open(fixed_bundle("dspark_vanilla")).manifest)
+    assert plan is not None
+    assert plan.scheduler == "fixed"
+
+
 def test_bench_measures_them(
     fixed_bundle: FixedBundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
