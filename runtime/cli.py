@@ -29,7 +29,7 @@ from dspark.runtime.cli_options import (
     messages,
 )
 from dspark.runtime.conversation import Conversation
-from dspark.runtime.cost import cost_key, write_costs
+from dspark.runtime.cost import check_cost_folder, cost_key, write_costs
 from dspark.runtime.cost_report import draw_profile, show_profile
 from dspark.runtime.display import notices, show_bundle, show_placement, show_providers
 from dspark.runtime.errors import DSparkError, RequestError
@@ -48,7 +48,6 @@ from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
 from dspark.runtime.serving_profile import find_profile
-from dspark.runtime.whole_file import write_whole
 
 __all__ = ["main"]
 
@@ -327,21 +326,21 @@ def profile(
         raise RequestError(f"{bundle}: has no drafter, so there is nothing to schedule")
     if manifest.shapes is not None:
         raise RequestError(f"{bundle}: has fixed shapes, so what a step costs does not depend on its tokens")
+    check_cost_folder(opened)
     with messages.status(Text(f"Loading {bundle}")):
         sessions = open_sessions(opened, selection, list(manifest.precision), threads, check_hashes=None)
     grid = full_grid(max_requests, manifest.drafter.draft_length, repeats)
     with _progress(repeats + 1, "Measuring", shown=True) as advance:
         measured = measure(opened, sessions, grid, advance)
     table = measured.table(cost_key(opened, selection, threads))
-    file = write_costs(opened, table)
-    if can_draw():
-        write_whole(file.with_suffix(".png"), draw_profile(measured))
     if as_json:
         print(table.model_dump_json(indent=2))
-        return
-    show_profile(measured, Console())
-    picture = "and a picture beside it" if can_draw() else "no picture: pip install 'dspark-onnx[report]'"
-    notices(Console())(f"Written: {file}, {picture}")
+    else:
+        show_profile(measured, Console())
+    file = write_costs(opened, table, draw_profile(measured) if can_draw() else None)
+    if not as_json:
+        picture = "and a picture beside it" if can_draw() else "no picture: pip install 'dspark-onnx[report]'"
+        notices(Console())(f"Written: {file}, {picture}")
 
 
 app.command()(evaluate)

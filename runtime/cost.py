@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dspark.providers import Provider, Selection
+from dspark.providers.errors import one_line
 from dspark.providers.host import onnxruntime_version, processor
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import confidence_files
-from dspark.runtime.errors import BundleError
+from dspark.runtime.errors import BundleError, RequestError
 from dspark.runtime.versioned_file import read_versioned
 from dspark.runtime.whole_file import write_whole
 
@@ -32,6 +34,7 @@ __all__ = [
     "CostModel",
     "CostTable",
     "StepCurve",
+    "check_cost_folder",
     "cost_file",
     "cost_key",
     "read_costs",
@@ -286,8 +289,13 @@ def read_costs(bundle: Bundle, key: CostKey) -> CostTable | None:
     return table
 
 
-def write_costs(bundle: Bundle, table: CostTable) -> Path:
+def write_costs(bundle: Bundle, table: CostTable, picture: bytes | None = None) -> Path:
     """Writes a table into the bundle and returns where.
+
+    Args:
+        bundle: The bundle.
+        table: The table.
+        picture: Shows it, as PNG; None removes that of the table it replaces.
 
     Raises:
         OSError: It cannot be written.
@@ -295,7 +303,27 @@ def write_costs(bundle: Bundle, table: CostTable) -> Path:
     file = cost_file(bundle, table.key)
     file.parent.mkdir(exist_ok=True)
     write_whole(file, f"{table.model_dump_json(indent=2)}\n".encode())
+    drawn = file.with_suffix(".png")
+    if picture is None:
+        drawn.unlink(missing_ok=True)
+    else:
+        write_whole(drawn, picture)
     return file
+
+
+def check_cost_folder(bundle: Bundle) -> None:
+    """Makes sure that a table can be written, before one is measured.
+
+    Raises:
+        RequestError: The folder of tables cannot be made or written.
+    """
+    folder = bundle.file(COST_FOLDER)
+    try:
+        folder.mkdir(exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(f"{folder}: cannot be written: {one_line(error)}; nothing was measured") from error
 
 
 def _flat(key: CostKey) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Cost tables: measured, kept, refused, interpolated, shown."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -427,5 +428,35 @@ def test_what_cannot_be_profiled(run: Run, copied: Path, golden_bundle: GoldenBu
         result = run("profile", *arguments)
         assert (result.code, result.out) == (1, "")
         assert message in result.error
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(
+    run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (copied / COST_FOLDER).write_text("in the way")
-    assert "the output cannot be written" in run("profile", copied, "--max-requests", "1", "--repeats", "1").error
+    monkeypatch.setattr("dspark.runtime.cli.measure", lambda *_: pytest.fail("measured in vain"))
+    result = run("profile", copied)
+    assert (result.code, result.out) == (1, "")
+    assert re.fullmatch(rf"error: {copied / COST_FOLDER}: cannot be written: .+; nothing was measured\n", result.error)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_what_was_measured_is_shown_even_if_it_cannot_be_kept(
+    flags: list[str], run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("dspark.runtime.cost.write_whole", full)
+    result = run("profile", copied, "--max-requests", "1", "--repeats", "1", *flags)
+    assert (result.code, result.error) == (1, "error: the output cannot be written: No space left on device\n")
+    assert ("max_batch_tokens" if flags else "Drafts") in result.out
+
+
+def test_a_picture_does_not_outlive_its_table(copied: Path) -> None:
+    bundle, key = Bundle.open(copied), key_of(copied)
+    drawn = write_costs(bundle, cost_table(key=key), b"first").with_suffix(".png")
+    write_costs(bundle, cost_table(key=key), b"second")
+    assert drawn.read_bytes() == b"second"
+    write_costs(bundle, cost_table(key=key))
+    assert not drawn.exists()
