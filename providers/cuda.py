@@ -16,6 +16,7 @@ from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
+from dspark.providers.provider import NOTHING
 from dspark.providers.session import Buffer, Call
 
 __all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
@@ -112,6 +113,13 @@ class CudaProvider(OnnxRuntimeProvider):
     def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> CudaSession:
         """A session whose arrays may lie on the GPU."""
         return CudaSession(model, session, folder=folder)
+
+    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+        """Name of the GPU as CUDA numbers them, which environment variables change."""
+        try:
+            return Cuda().device_name(int(options.get("device_id", "0")))
+        except (ProviderError, ValueError):  # no GPU, or no number: loading a graph tells
+            return None
 
 
 CUDA = CudaProvider(

@@ -51,6 +51,16 @@ class Cuda:
             raise ProviderError(f"{function} failed: {text.decode()} (CUDA error {int(status)})")
         return values[0] if values else None
 
+    def device_name(self, index: int | None = None) -> str:
+        """Name of a device, by default of the current one.
+
+        Raises:
+            ProviderError: There is no such device.
+        """
+        index = self.call("cudaGetDevice") if index is None else index
+        name: bytes = self.call("cudaGetDeviceProperties", index).name
+        return name.decode().rstrip("\0")
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> "CudaArray":
         """Allocates an array of zeros on the device."""
         dtype = np.dtype(dtype)

@@ -109,6 +109,10 @@ class OnnxRuntimeProvider(Provider):
             return Discovery(problem=str(error))
         return Discovery(tuple(map(_describe, devices)) or tuple(load.device for load in self.load()))
 
+    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+        """Name of the device; see ``Provider.device_name``."""
+        return None if self.execution_provider == HOST else super().device_name(options)
+
     def open(
         self,
         model: Path,

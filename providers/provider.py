@@ -58,6 +58,16 @@ class Provider(ABC):
         """Looks for the provider and its devices; never raises."""
         return Discovery()
 
+    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+        """Name of the device that graphs run on with these options; None if it is the host, or not there.
+
+        Where the options do not say which of several devices it is, all are named. Never raises.
+        """
+        devices, index = self.discover().devices, options.get("device_id", "")
+        if index.isdecimal() and int(index) < len(devices):
+            devices = (devices[int(index)],)
+        return ", ".join(dict.fromkeys(devices)) or None
+
     @abstractmethod
     def open(
         self,

@@ -102,6 +102,11 @@ class Selection:
 
         return ", ".join([names(self.others), *(f"{graph} {names(own)}" for graph, own in sorted(self.graphs.items()))])
 
+    def device_name(self, graph: str) -> str | None:
+        """Name of the device that a graph runs on: the first that is there; None if none is but the host."""
+        names = (choice.provider.device_name(choice.options) for choice in self.choices(graph))
+        return next(filter(None, names), None)
+
     def choices(self, graph: str) -> tuple[Choice, ...]:
         """The choices of a graph, the most wanted first."""
         return self.graphs.get(graph, self.others)

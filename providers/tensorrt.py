@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.providers.cuda_memory import Cuda
 from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError
 from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
@@ -31,6 +32,13 @@ class TensorRtProvider(Provider):
             return Discovery((self.backend.device()[1],))
         except ProviderError as error:
             return Discovery(problem=str(error))
+
+    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+        """Name of the GPU that engines run on, whatever they were built for."""
+        try:
+            return Cuda().device_name()
+        except ProviderError:  # no GPU: loading an engine tells
+            return None
 
     def open(
         self,

@@ -59,7 +59,7 @@ class CostKey(_Model):
     """What a table holds for.
 
     Attributes:
-        device: Name of the hardware.
+        device: Name of what runs the target's graph, and of the host, whose part of a step counts as well.
         provider: What runs the graphs.
         threads: Host threads.
         precision: Precisions of each graph.
@@ -253,9 +253,11 @@ def cost_key(bundle: Bundle, provider: Provider | Selection, threads: int | None
         provider: What runs its graphs.
         threads: Host threads; None stands for one a core.
     """
+    selection = provider if isinstance(provider, Selection) else Selection.of(provider)
+    device = selection.device_name("target")
     return CostKey(
-        device=processor(),
-        provider=provider.label,
+        device=processor() if device is None else f"{device}, {processor()}",
+        provider=selection.label,
         threads=threads or os.cpu_count() or 1,
         precision={name: str(info) for name, info in bundle.manifest.precision.items()},
         files=confidence_files(bundle.manifest),

@@ -2,13 +2,14 @@
 
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dspark.providers import DeviceLoad, find_provider
+from dspark.providers import DeviceLoad, OnnxRuntimeProvider, find_provider
 from dspark.providers.device_load import (
     AmdGpuMonitor,
     AscendMonitor,
@@ -16,6 +17,7 @@ from dspark.providers.device_load import (
     IntelNpuMonitor,
     NvidiaMonitor,
 )
+from dspark.providers.provider import Discovery
 
 
 def test_the_host_tells_what_passed_between_two_readings(tmp_path: Path) -> None:
@@ -81,6 +83,21 @@ def test_nvidia_gpus() -> None:
         DeviceLoad("H200 1", 0.41, 7 << 30, 8 << 30),
     )
     assert library.calls == ["init", "shutdown"]
+
+
+def test_the_gpu_of_an_option_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Built(OnnxRuntimeProvider):
+        def discover(self) -> Discovery:
+            return Discovery(tuple(load.device for load in self.load()))
+
+    provider = Built(
+        name="gpu", execution_provider="GPUExecutionProvider", precisions=frozenset(), monitor=NvidiaMonitor(nvml())
+    )
+    assert provider.device_name({"device_id": "1"}) == "H200 1"
+    assert provider.device_name() == provider.device_name({"device_id": "2"}) == "H200 0, H200 1"
+    assert replace(provider, monitor=None).device_name() is None
+    assert find_provider("cpu").device_name() is None
 
 
 def test_an_nvidia_slice_does_not_tell_its_utilisation() -> None:

@@ -1,6 +1,7 @@
 """What providers pass to ONNX Runtime, checked at its boundary; real ones are in the tests marked ``providers``."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dspark.providers import PROVIDERS, OnnxRuntimeProvider, PluginError, ProviderError, find_provider
+from dspark.providers import PROVIDERS, OnnxRuntimeProvider, PluginError, ProviderError, Selection, find_provider
 from tests.providers import fake_onnxruntime
 from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
 
@@ -61,6 +62,17 @@ def test_a_provider_built_into_onnx_runtime(provider: OnnxRuntimeProvider, insta
     assert options.added is None
     assert options.dimensions == {"B": 2}
     assert options.intra_op_num_threads == 3
+
+
+@pytest.mark.parametrize("name", ["cuda", "tensorrt", "tensorrt-rtx"])
+def test_a_gpu_is_named_as_cuda_names_it(name: str, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = find_provider(name)
+    install()
+    assert provider.device_name() == "Fake GPU"
+    assert Selection.parse([f"target={name}", "target=cpu"]).device_name("target") == "Fake GPU"
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    assert provider.device_name() is None
+    assert Selection.parse([name, "cpu"]).device_name("target") is None
 
 
 @pytest.mark.parametrize("provider", PLUGINS, ids=lambda provider: provider.name)

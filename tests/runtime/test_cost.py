@@ -13,7 +13,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dspark.providers import find_provider
+from dspark.providers import OnnxRuntimeProvider, find_provider
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, pictures, profiling
 from dspark.runtime.cost import (
     COST_FOLDER,
@@ -71,6 +71,24 @@ def test_the_key_says_where_it_was_measured(copied: Path) -> None:
     assert {"target.onnx", "drafter.onnx", "head.onnx", "weights.bin"} <= set(key.files)
     assert key.file_name == cost_key(Bundle.open(copied), CPU, 1).file_name
     assert key.file_name != cost_key(Bundle.open(copied), CPU, 2).file_name
+
+
+def test_a_table_of_another_accelerator_is_not_used(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, host, told = Bundle.open(copied), key_of(copied).device, list[str]()
+
+    def key_on(device: str) -> CostKey:
+        monkeypatch.setattr(OnnxRuntimeProvider, "device_name", lambda *_: device)
+        return key_of(copied)
+
+    small, large = key_on("Abacus 10"), key_on("Abacus 12")
+    assert (small.device, large.device) == (f"Abacus 10, {host}", f"Abacus 12, {host}")
+    file = write_costs(bundle, cost_table(key=small))
+    assert read_costs(bundle, large) is None
+    DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
+    assert told == [f"Measuring briefly what steps cost on this device: {cost_file(bundle, large)}"]
+    file.rename(cost_file(bundle, large))
+    with pytest.raises(BundleError, match=f"was measured with device {small.device}; here it is {large.device}"):
+        read_costs(bundle, large)
 
 
 @pytest.mark.parametrize(
