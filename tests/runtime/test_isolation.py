@@ -145,6 +145,7 @@ def test_imports_point_one_way(package: object) -> None:
 def test_the_bundles_schema_depends_on_nothing_but_errors_and_the_engines_key() -> None:
     """It is what the exporter imports of the runtime."""
     assert dspark.runtime.__file__ is not None
-    file = Path(dspark.runtime.__file__).with_name("bundle.py")
-    own = {module for module in imports(file) if root(module).startswith("dspark")}
-    assert own == {"dspark.providers.engine_key", "dspark.runtime.errors"}
+    bundle = {"dspark.providers.engine_key", "dspark.runtime.errors", "dspark.runtime.versioned_file"}
+    for name, needed in (("bundle", bundle), ("versioned_file", {"dspark.runtime.errors"})):
+        file = Path(dspark.runtime.__file__).with_name(f"{name}.py")
+        assert {module for module in imports(file) if root(module).startswith("dspark")} == needed
