@@ -25,12 +25,13 @@ from dspark.runtime.clock import PhaseClock
 from dspark.runtime.display import notices
 from dspark.runtime.drafting import DraftInput, make_drafter
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, open_sessions
+from dspark.runtime.inference import DSparkInference, longest_text, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.serving_profile import find_profile
 from dspark.runtime.target import Target, TokenRun
 
 __all__ = ["BenchReport", "default_prompts", "run_benchmark"]
@@ -199,6 +200,7 @@ def run_benchmark(
     threads: int | None,
     console: Console,
     selection: Selection = ON_CPU,
+    profile: str | None = None,
 ) -> BenchReport:
     """Measures greedy decoding, batch 1.
 
@@ -211,9 +213,10 @@ def run_benchmark(
         threads: Host threads.
         console: Shows the progress.
         selection: What runs the graphs.
+        profile: A serving profile, by name or file.
 
     Raises:
-        RequestError: A row is refused.
+        RequestError: A row or the profile is refused.
     """
     if not rows or max_new_tokens < 2 or repeats < 1:
         raise RequestError(
@@ -222,14 +225,17 @@ def run_benchmark(
         )
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
+    serving = find_profile(profile)
+    options = serving.options(manifest, options)
     plan = options.resolve(manifest)
     names = ["target"] if plan is None else list(manifest.precision)
     sessions = open_sessions(bundle, selection, names, threads, check_hashes=None)
-    limit, calibration = manifest.context_length, read_calibration(bundle)
-    ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit)}
+    longest, calibration = longest_text(manifest, sessions), read_calibration(bundle)
+    limit, settings = serving.context_length(longest), serving.settings
+    ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit, settings=settings)}
     if plan is not None:
         costs = find_costs(plan, bundle, selection, threads, 1, lambda: sessions, notices(console))
-        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
+        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs, settings)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0
@@ -243,7 +249,7 @@ def run_benchmark(
                 _measure(inference, request, measured[name])
                 outputs.append(request.output_ids)
             identical += all(output == outputs[0] for output in outputs)
-            context = min(len(request.prompt_ids) + max_new_tokens // 2, limit - BARE_CALLS)
+            context = min(len(request.prompt_ids) + max_new_tokens // 2, longest - BARE_CALLS)
             _measure_bare(bundle, sessions, context, measured.get("speculative"), bare)
     return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
 

@@ -47,7 +47,6 @@ from dspark.runtime.provider_report import placement, provider_rows
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.serving_profile import find_profile
 
 __all__ = ["main"]
 
@@ -289,13 +288,11 @@ def bench(
         )
         _bench_load(bundle, rows, options, settings, report, as_json=as_json)
         return
-    if profile is not None:
-        options = find_profile(profile).options(Bundle.open(bundle, check_hashes=False).manifest, options)
     measured: BenchReport | GraphProfile
     if profile_graph:
-        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages, selection)
+        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages, selection, profile)
     else:
-        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages, selection)
+        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages, selection, profile)
     if as_json:
         print(json.dumps(measured.as_dict(), indent=2))
     else:
@@ -428,6 +425,7 @@ def _load(
             notify=notices(messages),
             provider=provider or "cpu",
             allow_fallback=allow_fallback,
+            shared=False,
         )
 
 

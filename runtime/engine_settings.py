@@ -1,6 +1,6 @@
 """How an engine takes requests in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["EngineSettings"]
 
@@ -23,3 +23,8 @@ class EngineSettings:
     prefill_tokens: int | None = None
     step_tokens: int | None = None
     cache_tokens: int | None = None
+
+    @property
+    def alone(self) -> "EngineSettings":
+        """For who submits all that there is before every step: it would wait in vain for more."""
+        return replace(self, min_batch_size=1)

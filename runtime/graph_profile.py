@@ -17,11 +17,12 @@ from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.display import notices
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, load_graphs, open_sessions
+from dspark.runtime.inference import DSparkInference, load_graphs, longest_text, open_sessions
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.rows import parse_row
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.serving_profile import find_profile
 
 __all__ = ["GraphProfile", "OperatorShare", "profile_graphs"]
 
@@ -80,6 +81,7 @@ def profile_graphs(
     threads: int | None,
     console: Console,
     selection: Selection = ON_CPU,
+    profile: str | None = None,
 ) -> GraphProfile:
     """Generates greedily, batch 1, with every node's time written down.
 
@@ -91,9 +93,12 @@ def profile_graphs(
         threads: Host threads.
         console: Shows the progress.
         selection: What runs the graphs.
+        profile: A serving profile, by name or file.
     """
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
+    serving = find_profile(profile)
+    options = serving.options(manifest, options)
     plan = options.resolve(manifest)
     names = ["target"] if plan is None else list(manifest.precision)
     calibration = read_calibration(bundle)
@@ -106,8 +111,8 @@ def profile_graphs(
         return choice.provider.profile(model, threads=threads, options=choice.options, allow_fallback=fallback)
 
     sessions = load_graphs(bundle, selection, load, names, threads, check_hashes=None)
-    limit = manifest.context_length
-    inference = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs)
+    limit = serving.context_length(longest_text(manifest, sessions))
+    inference = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs, serving.settings)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(rows, description="Profiling"):

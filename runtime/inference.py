@@ -13,7 +13,7 @@ import numpy as np
 
 from dspark.providers import PROVIDERS, Choice, Provider, ProviderError, Selection, Session
 from dspark.runtime.acceptance import Sampler
-from dspark.runtime.bundle import Bundle
+from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.cache import KeyValueCache, fixed_capacity, make_cache
 from dspark.runtime.calibration import Calibration, read_calibration
 from dspark.runtime.clock import PhaseClock
@@ -41,6 +41,7 @@ __all__ = [
     "check_batch_size",
     "fitting_choices",
     "load_graphs",
+    "longest_text",
     "open_sessions",
 ]
 
@@ -126,6 +127,7 @@ class DSparkInference:
         options: SpeculationOptions | None = None,
         max_sequence_length: int | None = None,
         profile: Path | str | None = None,
+        shared: bool = True,
         check_hashes: bool | None = None,
         notify: Callable[[str], None] = lambda _: None,
     ) -> "DSparkInference":
@@ -146,6 +148,8 @@ class DSparkInference:
             max_sequence_length: Longest text in tokens, to bound the cache; by default the profile's or the model's own
                 limit.
             profile: A serving profile: the name of one that comes with the package, or a YAML file.
+            shared: Whether requests may come from other threads than the one that computes; if not, an idle engine does
+                not wait for them.
             check_hashes: See ``Bundle.open``.
             notify: Told in a line when steps have to be measured.
 
@@ -154,31 +158,21 @@ class DSparkInference:
             ProviderError: The provider is unknown, not installed, or cannot run the bundle.
             RequestError: An option does not fit the bundle, or the profile is refused.
         """
-        options, settings = options or SpeculationOptions(), EngineSettings()
         opened = Bundle.open(bundle, check_hashes=False)
-        manifest = opened.manifest
-        if profile is not None:
-            chosen = find_profile(profile)
-            options, settings = chosen.options(manifest, options), chosen.settings
-            batch_size = chosen.batch_size if batch_size is None else batch_size
-            max_sequence_length = chosen.max_sequence_length if max_sequence_length is None else max_sequence_length
-        batch_size = BATCH_SIZE if batch_size is None else batch_size
+        manifest, chosen = opened.manifest, find_profile(profile)
+        options = chosen.options(manifest, options or SpeculationOptions())
+        batch_size = (chosen.batch_size or BATCH_SIZE) if batch_size is None else batch_size
         check_batch_size(batch_size)
-        limit = manifest.context_length
-        if max_sequence_length is not None and not 2 <= max_sequence_length <= limit:
-            raise RequestError(f"max_sequence_length is {max_sequence_length}; this model allows 2 to {limit}")
+        chosen.context_length(manifest.context_length, max_sequence_length)  # before large graphs are loaded
         plan = options.resolve(manifest)
         names = ["target"] if plan is None else list(manifest.precision)
         calibration = read_calibration(opened)
         selection = Selection.parse(provider, allow_fallback=allow_fallback)
         sessions = open_sessions(opened, selection, names, threads, check_hashes)
-        capacity = fixed_capacity(sessions)
-        if capacity is not None:
-            limit = min(limit, capacity - (manifest.drafter.draft_length if manifest.drafter else 0))
-        if max_sequence_length is not None and max_sequence_length > limit:
-            raise RequestError(f"max_sequence_length is {max_sequence_length}; the bundle was compiled for {limit}")
+        limit = chosen.context_length(longest_text(manifest, sessions), max_sequence_length)
+        settings = chosen.settings if shared else chosen.settings.alone
         costs = find_costs(plan, opened, selection, threads, batch_size, lambda: sessions, notify)
-        return cls(opened, sessions, options, batch_size, max_sequence_length or limit, calibration, costs, settings)
+        return cls(opened, sessions, options, batch_size, limit, calibration, costs, settings)
 
     def request(
         self,
@@ -371,6 +365,13 @@ def check_batch_size(batch_size: int) -> None:
     """
     if not 1 <= batch_size <= MOST_REQUESTS:
         raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
+
+
+def longest_text(manifest: Manifest, sessions: Mapping[str, Session]) -> int:
+    """Tokens of the longest text that a bundle's graphs allow, prompt and output together."""
+    limit, capacity = manifest.context_length, fixed_capacity(sessions)
+    drafted = manifest.drafter.draft_length if manifest.drafter else 0
+    return limit if capacity is None else min(limit, capacity - drafted)
 
 
 def open_sessions(

@@ -23,9 +23,8 @@ from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.display import notices
-from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
+from dspark.runtime.inference import DSparkInference, check_batch_size, longest_text, open_sessions
 from dspark.runtime.options import SchedulerName, SpeculationOptions
 from dspark.runtime.profiling import find_costs
 from dspark.runtime.request import Request
@@ -190,25 +189,25 @@ def run_load_benchmark(
     prompts = _checked(rows, settings)
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    schedulers = _schedulers(manifest, options, settings.schedulers)
-    batch_size, engine_settings = max(settings.concurrencies), EngineSettings()
-    if settings.profile is not None:
-        profile = find_profile(settings.profile)
-        batch_size, engine_settings = profile.batch_size or batch_size, profile.settings
-        schedulers = {name: profile.options(manifest, each) for name, each in schedulers.items()}
+    profile = find_profile(settings.profile)
+    schedulers = {
+        name: profile.options(manifest, each)
+        for name, each in _schedulers(manifest, options, settings.schedulers).items()
+    }
+    batch_size = profile.batch_size or max(settings.concurrencies)
     plans = {name: each.resolve(manifest) for name, each in schedulers.items()}
     names = list(manifest.precision) if any(plans.values()) else ["target"]
     params = SamplingParams.parse(SamplingParams(), {"max_new_tokens": settings.max_new_tokens})
     with console.status(Text(f"Loading {path}")):
         selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
         sessions = open_sessions(bundle, selection, names, settings.threads, None)
-        calibration, limit = read_calibration(bundle), manifest.context_length
+        calibration, limit = read_calibration(bundle), profile.context_length(longest_text(manifest, sessions))
         asking = next((plan for plan in plans.values() if plan is not None and plan.needs_costs), None)
         costs = find_costs(
             asking, bundle, selection, settings.threads, batch_size, lambda: sessions, notices(console)
         )  # one measurement for all schedulers
         ways = {
-            name: DSparkInference(bundle, sessions, each, batch_size, limit, calibration, costs, engine_settings)
+            name: DSparkInference(bundle, sessions, each, batch_size, limit, calibration, costs, profile.settings.alone)
             for name, each in schedulers.items()
         }
         for inference in ways.values():

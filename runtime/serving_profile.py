@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from dspark.configs import serving_profiles
@@ -95,6 +95,8 @@ class Scheduling(_Section):
 class ServingProfile(_Section, ABC):
     """A profile of either form."""
 
+    _name: str = PrivateAttr("")
+
     @property
     @abstractmethod
     def batch_size(self) -> int | None:
@@ -109,6 +111,23 @@ class ServingProfile(_Section, ABC):
     def max_sequence_length(self) -> int | None:
         """Longest text in tokens; None takes the model's own limit."""
         return None
+
+    def context_length(self, limit: int, given: int | None = None) -> int:
+        """Longest text in tokens: what is given, else the profile's, else all that is possible.
+
+        Args:
+            limit: What a bundle allows.
+            given: Goes before the profile's.
+
+        Raises:
+            RequestError: The bundle does not allow it.
+        """
+        name = "max_sequence_length"
+        if given is None and self.max_sequence_length is not None:
+            name, given = f"profile {self._name}: max_sequence_len", self.max_sequence_length
+        if given is not None and not 2 <= given <= limit:
+            raise RequestError(f"{name} is {given}; this bundle allows 2 to {limit}")
+        return limit if given is None else given
 
     @abstractmethod
     def options(self, manifest: Manifest, given: SpeculationOptions) -> SpeculationOptions:
@@ -158,12 +177,13 @@ class ShortProfile(ServingProfile):
     """The short form.
 
     Attributes:
-        draft_ratio: Share of every draft that is verified, rounded up to whole tokens; 0 decodes plainly.
+        draft_ratio: Share of every draft that is verified, rounded up to whole tokens; 0 decodes plainly, whatever the
+            scheduler. None: all.
         validation_batch: Tokens a verification step carries at most, as ``verification.batch_size``; None: any number.
         max_sequence_len: Longest text in tokens, prompt and output together; None: the model's own limit.
     """
 
-    draft_ratio: float = Field(default=1.0, ge=0, le=1)
+    draft_ratio: float | None = Field(default=None, ge=0, le=1)
     validation_batch: int | None = Field(default=None, ge=1, le=4096)
     max_sequence_len: int | None = Field(default=None, ge=2, le=1 << 30)
 
@@ -183,13 +203,11 @@ class ShortProfile(ServingProfile):
         return self.max_sequence_len
 
     def options(self, manifest: Manifest, given: SpeculationOptions) -> SpeculationOptions:
-        """``draft_ratio`` in tokens, if the given options leave it open."""
-        if manifest.drafter is None or given.max_draft_tokens is not None:
+        """``draft_ratio`` in tokens, if the given options leave it open; no tokens are no scheduler's business."""
+        if manifest.drafter is None or given.max_draft_tokens is not None or self.draft_ratio is None:
             return given
         tokens = math.ceil(round(self.draft_ratio * manifest.drafter.draft_length, 6))  # 0.7 · 10 is a little above 7
-        if tokens:
-            return replace(given, max_draft_tokens=tokens)
-        return given if given.scheduler is not None else replace(given, scheduler="off")
+        return replace(given, max_draft_tokens=tokens) if tokens else SpeculationOptions("off")
 
 
 SECTIONS: dict[str, type[_Section]] = {"verification": Verification, "scheduling": Scheduling}
@@ -200,22 +218,24 @@ KEYS: dict[str, FieldInfo] = {
 """Every key of both forms."""
 
 
-def find_profile(name: Path | str) -> ServingProfile:
+def find_profile(name: Path | str | None) -> ServingProfile:
     """Reads a serving profile.
 
     Args:
-        name: Of one that comes with the package, or a YAML file.
+        name: Of one that comes with the package, or a YAML file; None stands for one that binds nothing.
 
     Raises:
         RequestError: There is none, it cannot be read, or a key or value is wrong.
     """
+    if name is None:
+        return ShortProfile()
     import yaml  # only profiles need it
 
     shipped, path = serving_profiles(), Path(name)
     if str(name) in shipped:
         text = shipped[str(name)]
     elif path.suffix not in (".yaml", ".yml"):
-        raise RequestError(f"there is no profile {str(name)!r}; {_advice(str(name), shipped)}, or give a .yaml file")
+        raise RequestError(f"there is no profile {str(name)!r}, and no .yaml file; {_advice(str(name), shipped)}")
     else:
         try:
             text = path.read_text(encoding="utf-8")
@@ -255,7 +275,9 @@ def _parse(name: Path | str, content: dict[Any, Any]) -> ServingProfile:
             f"profile {name}: has {', '.join(map(str, content))}; use {' and '.join(full)}, or {', '.join(short)}"
         )
     try:
-        return form.model_validate(content)
+        profile = form.model_validate(content)
+        profile._name = str(name)
+        return profile
     except ValidationError as error:
         problems = (_explain(problem) for problem in error.errors(include_url=False))
         raise RequestError(f"profile {name}: {'; '.join(problems)}") from error

@@ -107,7 +107,7 @@ def test_texts_are_bounded_by_the_size_that_the_target_was_compiled_for(
     monkeypatch.setattr(type(CUDA), "open", compiled)
     assert DSparkInference.load(path, provider="cuda").context_length == 192 - 5
     assert DSparkInference.load(path, provider="cuda", max_sequence_length=100).context_length == 100
-    with pytest.raises(RequestError, match="max_sequence_length is 188; the bundle was compiled for 187"):
+    with pytest.raises(RequestError, match="max_sequence_length is 188; this bundle allows 2 to 187"):
         DSparkInference.load(path, provider="cuda", max_sequence_length=188)
 
 

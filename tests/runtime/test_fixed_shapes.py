@@ -115,7 +115,7 @@ def test_a_text_longer_than_the_longest_cache_is_refused_before_any_work(fixed_b
     model = DSparkInference.load(fixed_bundle("dspark_vanilla"), threads=1)
     with pytest.raises(RequestError, match=r"100 tokens and max_new_tokens 29 make 129; the limit is 128"):
         model.generate([[100] * 100], SamplingParams(max_new_tokens=29))
-    with pytest.raises(RequestError, match=r"max_sequence_length is 129; this model allows 2 to 128"):
+    with pytest.raises(RequestError, match=r"max_sequence_length is 129; this bundle allows 2 to 128"):
         DSparkInference.load(fixed_bundle("dspark_vanilla"), threads=1, max_sequence_length=129)
 
 

@@ -184,8 +184,8 @@ def test_settings_that_do_not_exist_cannot_be_made(options: dict[str, float]) ->
     [
         ({"batch_size": 0}, "batch_size is 0; it must be from 1 to"),
         ({"threads": 0}, "threads is 0; it must be from 1 to"),
-        ({"max_sequence_length": 1}, "max_sequence_length is 1; this model allows 2 to 512"),
-        ({"max_sequence_length": 513}, "max_sequence_length is 513; this model allows 2 to 512"),
+        ({"max_sequence_length": 1}, "max_sequence_length is 1; this bundle allows 2 to 512"),
+        ({"max_sequence_length": 513}, "max_sequence_length is 513; this bundle allows 2 to 512"),
         (
             {"options": SpeculationOptions("fixed", max_draft_tokens=0)},
             "max_draft_tokens is 0; this drafter allows 1 to 5",

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -144,8 +146,20 @@ def test_given_options_go_before_the_profiles(written: Callable[[str], Path], go
         SpeculationOptions(None, 5, 0.9),
     ):
         assert options(profile, bundle, given) == given
-    short = find_profile(written("draft_ratio: 0"))
-    assert options(short, bundle, SpeculationOptions("fixed")) == SpeculationOptions("fixed")
+
+
+@pytest.mark.parametrize(
+    "given", [OPEN, SpeculationOptions("fixed"), SpeculationOptions("hardware"), SpeculationOptions(None, None, 0.5)]
+)
+def test_a_share_of_nothing_decodes_plainly(
+    given: SpeculationOptions, written: Callable[[str], Path], golden_bundle: GoldenBundle
+) -> None:
+    """Whatever the scheduler: it would choose among no tokens."""
+    manifest = Bundle.open(golden_bundle("dspark_vanilla")).manifest
+    profile = find_profile(written("draft_ratio: 0"))
+    assert profile.options(manifest, given).resolve(manifest) is None
+    drafting = replace(given, max_draft_tokens=2)
+    assert profile.options(manifest, drafting) == drafting
 
 
 def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], golden_bundle: GoldenBundle) -> None:
@@ -255,11 +269,9 @@ def test_all_that_is_wrong_is_told_at_once(written: Callable[[str], Path]) -> No
 
 
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"there is no profile 'flsh'; did you mean 'flash'\?, or give a \.yaml file"
-    ):
+    with pytest.raises(RequestError, match=r"there is no profile 'flsh', and no \.yaml file; did you mean 'flash'\?$"):
         find_profile("flsh")
-    with pytest.raises(RequestError, match=r"there is no profile 'mine'; there are: flash, pro"):
+    with pytest.raises(RequestError, match=r"there is no profile 'mine', and no \.yaml file; there are: flash, pro$"):
         find_profile("mine")
     with pytest.raises(RequestError, match=r"none\.yaml: cannot be read"):
         find_profile(tmp_path / "none.yaml")
@@ -280,9 +292,75 @@ def test_profiles_on_the_command_line(run: Run, written: Callable[[str], Path], 
     assert set(row["stats"]["draft_lengths"][:-1]) == {2}
     refused = run("generate", *arguments, "--profile", "flsh")
     assert refused.code == 1
-    assert refused.error == "error: there is no profile 'flsh'; did you mean 'flash'?, or give a .yaml file\n"
-    measured = run("bench", bundle, "--profile", file, "--scheduler", "fixed", "--max-new-tokens", "20", "--json")
+    assert refused.error == "error: there is no profile 'flsh', and no .yaml file; did you mean 'flash'?\n"
+    options = ("--scheduler", "fixed", "--max-new-tokens", "20", "--input", "-", "--json")
+    measured = run("bench", bundle, "--profile", file, *options, stdin='{"prompt": "tead "}')
     assert json.loads(measured.out)["speculative"]["draft_lengths"].keys() <= {"0", "3"}
+
+
+COMMANDS = [
+    ("generate", "--prompt", "tead "),
+    ("bench",),
+    ("bench", "--profile-graph"),
+    ("bench", "--load", "--concurrency", "1", "--requests-per-user", "1"),
+]
+"""Where ``--profile`` is taken, but for ``chat``, whose requests are those of ``generate``."""
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_command_follows_the_whole_profile(
+    arguments: tuple[str, ...], run: Run, written: Callable[[str], Path], golden_bundle: GoldenBundle
+) -> None:
+    for text, told in (
+        ("max_sequence_len: 24", "make 35; the limit is 24"),
+        ("scheduling: {max_cache_tokens: 20}", "make 35; the cache has room for 20 (max_cache_tokens)"),
+        ("max_sequence_len: 513", f"profile {written('')}: max_sequence_len is 513; this bundle allows 2 to 512"),
+    ):
+        options = ("--max-new-tokens", "30", "--profile", written(text))
+        command, *flags = arguments
+        if command == "bench":
+            flags += ["--input", "-"]
+        row = '{"prompt": "tead "}'
+        result = run(command, golden_bundle("dspark_vanilla"), *flags, *options, stdin=row)
+        assert (result.code, result.out.strip()) == (1, "")
+        assert result.error.startswith("error: ")
+        assert result.error.endswith(f"{told}\n")
+
+
+def test_bench_shares_a_step_as_the_profile_says(
+    run: Run, written: Callable[[str], Path], golden_bundle: GoldenBundle
+) -> None:
+    options = ("--scheduler", "fixed", "--max-new-tokens", "12", "--json")
+    for budget, lengths in (("1", {"0"}), ("3", {"0", "2"})):
+        file = written(f"validation_batch: {budget}")
+        measured = run("bench", golden_bundle("dspark_vanilla"), "--profile", file, *options)
+        assert json.loads(measured.out)["speculative"]["draft_lengths"].keys() == lengths
+
+
+def test_no_scheduler_drafts_under_load_if_the_share_is_nothing(
+    run: Run, written: Callable[[str], Path], golden_bundle: GoldenBundle
+) -> None:
+    options = ("--concurrency", "2", "--max-new-tokens", "8", "--confidence-threshold", "0.5", "--json")
+    file = written("draft_ratio: 0")
+    measured = run("bench", golden_bundle("dspark_vanilla"), "--load", "--profile", file, *options)
+    cells = json.loads(measured.out)["cells"]
+    assert len(cells) == 5
+    assert {cell["verified_tokens"] for cell in cells} == {0.0}
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, ("chat",)], ids=" ".join)
+def test_nobody_waits_where_nobody_else_can_come(
+    arguments: tuple[str, ...], run: Run, written: Callable[[str], Path], chat_bundle: GoldenBundle
+) -> None:
+    patient = written("scheduling: {min_batch_size: 8, max_queue_delay: 10s}")
+    options = ("--max-new-tokens", "4", "--profile", patient, "--max-draft-tokens", "1")
+    command, *flags = arguments
+    if command == "bench":
+        flags += ["--input", "-"]
+    stdin = "tead\n" if command == "chat" else '{"prompt": "tead "}'
+    start = monotonic()
+    assert run(command, chat_bundle("dspark_vanilla"), *flags, *options, stdin=stdin).code == 0
+    assert monotonic() - start < 8
 
 
 def test_priorities_on_the_command_line(run: Run, golden_bundle: GoldenBundle) -> None:
