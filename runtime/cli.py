@@ -27,6 +27,7 @@ from dspark.runtime.cli_options import (
     Scheduler,
     Threads,
     messages,
+    refuse_given,
 )
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.cost import check_cost_folder, cost_key, write_costs
@@ -208,6 +209,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Shows what a bundle holds, or where its graphs' nodes run."""
+    if not show_nodes:
+        refuse_given({"--provider": provider, "--threads": threads}, "needs --placement")
     opened = Bundle.open(bundle, check_hashes=False)
     if show_nodes:
         with messages.status("Placing"):
@@ -239,7 +242,9 @@ def bench(
         Path | None, typer.Option(help="A JSONL file of prompts.", show_default="a few that come with the package")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 96,
-    repeats: Annotated[int, typer.Option(help="Times every prompt is run, plain and speculative in turn.")] = 1,
+    repeats: Annotated[
+        int | None, typer.Option(help="Times every prompt is run, plain and speculative in turn.", show_default="1")
+    ] = None,
     scheduler: Scheduler = None,
     max_draft_tokens: MaxDraftTokens = None,
     confidence_threshold: ConfidenceThreshold = None,
@@ -251,9 +256,12 @@ def bench(
         bool, typer.Option("--profile-graph", help="Name each graph's most expensive operators instead.")
     ] = False,
     load: Annotated[bool, typer.Option("--load", help="Measure every scheduler with several users instead.")] = False,
-    concurrency: Annotated[str, typer.Option(help="With --load: numbers of users, separated by commas.")] = ",".join(
-        map(str, CONCURRENCIES)
-    ),
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="With --load: numbers of users, separated by commas.", show_default=",".join(map(str, CONCURRENCIES))
+        ),
+    ] = None,
     schedulers: Annotated[
         str | None,
         typer.Option(
@@ -261,7 +269,9 @@ def bench(
             show_default="all that the bundle allows",
         ),
     ] = None,
-    requests_per_user: Annotated[int, typer.Option(help="With --load: requests that each user sends in a turn.")] = 2,
+    requests_per_user: Annotated[
+        int | None, typer.Option(help="With --load: requests that each user sends in a turn.", show_default="2")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="With --load: a folder for load.json and pictures.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -275,24 +285,37 @@ def bench(
     if load:
         if scheduler is not None:
             raise RequestError(f"--scheduler {scheduler} chooses one; with --load use --schedulers")
+        refuse_given({"--profile-graph": profile_graph}, "does not go with --load")
+        given: dict[str, Any] = {
+            "schedulers": None if schedulers is None else tuple(map(str.strip, schedulers.split(","))),
+            "concurrencies": None if concurrency is None else _numbers("--concurrency", concurrency),
+            "requests_per_user": requests_per_user,
+            "repeats": repeats,
+        }
         settings = LoadSettings(
-            schedulers=None if schedulers is None else tuple(schedulers.split(",")),
-            concurrencies=_numbers("--concurrency", concurrency),
             max_new_tokens=max_new_tokens,
-            requests_per_user=requests_per_user,
-            repeats=repeats,
             threads=threads,
             profile=profile,
             providers=tuple(provider or ("cpu",)),
             allow_fallback=allow_fallback,
+            **{name: value for name, value in given.items() if value is not None},
         )
         _bench_load(bundle, rows, options, settings, report, as_json=as_json)
         return
+    only_load = {
+        "--concurrency": concurrency,
+        "--schedulers": schedulers,
+        "--requests-per-user": requests_per_user,
+        "--report": report,
+    }
+    refuse_given(only_load, "needs --load")
     measured: BenchReport | GraphProfile
     if profile_graph:
+        refuse_given({"--repeats": repeats}, "does not go with --profile-graph")
         measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages, selection, profile)
     else:
-        measured = run_benchmark(bundle, rows, options, max_new_tokens, repeats, threads, messages, selection, profile)
+        times = 1 if repeats is None else repeats
+        measured = run_benchmark(bundle, rows, options, max_new_tokens, times, threads, messages, selection, profile)
     if as_json:
         print(json.dumps(measured.as_dict(), indent=2))
     else:
@@ -313,7 +336,7 @@ def profile(
 
     Writes a table, and with matplotlib a picture of it, into the bundle's folder "cost".
     """
-    check_batch_size(max_requests)
+    check_batch_size(max_requests, "max_requests")
     if repeats < 1:
         raise RequestError(f"repeats is {repeats}; it must be at least 1")
     selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)

@@ -1,11 +1,13 @@
 """Options and messages that the commands share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from dspark.runtime.errors import RequestError
 from dspark.runtime.options import SchedulerName
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Scheduler",
     "Threads",
     "messages",
+    "refuse_given",
 ]
 
 messages = Console(stderr=True)
@@ -54,3 +57,18 @@ AllowFallback = Annotated[
     bool, typer.Option("--allow-fallback", help="Let nodes that a device cannot run run on the host's CPU.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Refuses options that another makes meaningless, or that mean nothing without another.
+
+    Args:
+        options: Their values; None or False if they are not given.
+        why: Ends the message, and names the other.
+
+    Raises:
+        RequestError: One is given.
+    """
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise RequestError(f"{name} {why}")

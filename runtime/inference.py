@@ -357,14 +357,18 @@ def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence
     return not isinstance(prompt, str)
 
 
-def check_batch_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int, name: str = "batch_size") -> None:
     """Refuses what is no number of requests that can run at once.
+
+    Args:
+        batch_size: The number.
+        name: What users call it.
 
     Raises:
         RequestError: It is too small or too large.
     """
     if not 1 <= batch_size <= MOST_REQUESTS:
-        raise RequestError(f"batch_size is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
+        raise RequestError(f"{name} is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
 
 
 def longest_text(manifest: Manifest, sessions: Mapping[str, Session]) -> int:

@@ -246,7 +246,11 @@ def _checked(rows: Sequence[Row | RequestError], settings: LoadSettings) -> list
     if not settings.concurrencies:
         raise RequestError("a load benchmark needs at least one concurrency")
     for users in settings.concurrencies:
-        check_batch_size(users)
+        check_batch_size(users, "concurrency")
+    for setting, values in (("concurrency", settings.concurrencies), ("schedulers", settings.schedulers or ())):
+        for value in values:
+            if values.count(value) > 1:
+                raise RequestError(f"{setting} has {value} twice; each is measured once")
     for name in ("requests_per_user", "repeats"):
         if getattr(settings, name) < 1:
             raise RequestError(f"{name} is {getattr(settings, name)}; it must be at least 1")
@@ -259,6 +263,10 @@ def _schedulers(
     """The schedulers' options by name; those named must fit the bundle, by default all that fit are taken."""
     if names is None:
         names = [name for name in get_args(SchedulerName) if _fits(name, manifest)]
+    if options.confidence_threshold is not None and "threshold" not in names:
+        raise RequestError(
+            f"confidence_threshold belongs to scheduler 'threshold', which is not among {', '.join(names)}"
+        )
     chosen = {name: _options(name, options) for name in names}
     for each in chosen.values():
         each.resolve(manifest)
@@ -283,6 +291,7 @@ def _options(text: str, options: SpeculationOptions) -> SpeculationOptions:
     chosen = replace(
         options,
         scheduler=known[name],
+        max_draft_tokens=None if name == "off" else options.max_draft_tokens,
         confidence_threshold=options.confidence_threshold if name == "threshold" else None,
     )
     if not colon:

@@ -103,6 +103,8 @@ class SpeculationOptions:
         if self.confidence_threshold is not None and name != "threshold":
             raise RequestError(f"confidence_threshold belongs to scheduler 'threshold', not to {name!r}")
         if name == "off":
+            if self.max_draft_tokens is not None:
+                raise RequestError("max_draft_tokens does not go with scheduler 'off', which drafts nothing")
             return None
         if name == "threshold" and not manifest.has_confidence:
             raise RequestError(

@@ -166,7 +166,8 @@ class FullProfile(ServingProfile):
     def options(self, manifest: Manifest, given: SpeculationOptions) -> SpeculationOptions:
         """``max_candidates`` and ``confidence_threshold``, where the bundle and the given options allow them."""
         threshold, candidates = self.verification.confidence_threshold, self.verification.max_candidates
-        if manifest.drafter is not None and candidates is not None and given.max_draft_tokens is None:
+        length_open = given.max_draft_tokens is None and given.scheduler != "off"
+        if manifest.drafter is not None and candidates is not None and length_open:
             given = replace(given, max_draft_tokens=min(candidates, manifest.drafter.draft_length))
         if manifest.has_confidence and given.confidence_threshold is None and given.scheduler in (None, "threshold"):
             given = replace(given, confidence_threshold=threshold)
@@ -204,7 +205,8 @@ class ShortProfile(ServingProfile):
 
     def options(self, manifest: Manifest, given: SpeculationOptions) -> SpeculationOptions:
         """``draft_ratio`` in tokens, if the given options leave it open; no tokens are no scheduler's business."""
-        if manifest.drafter is None or given.max_draft_tokens is not None or self.draft_ratio is None:
+        length_open = given.max_draft_tokens is None and given.scheduler != "off"
+        if manifest.drafter is None or self.draft_ratio is None or not length_open:
             return given
         tokens = math.ceil(round(self.draft_ratio * manifest.drafter.draft_length, 6))  # 0.7 · 10 is a little above 7
         return replace(given, max_draft_tokens=tokens) if tokens else SpeculationOptions("off")

@@ -238,6 +238,7 @@ def test_only_bad_rows_are_exit_code_1(run: Run, vanilla: Path) -> None:
         (["--prompt", "x", "--stop", ""], "stop"),
         (["--prompt", "x", "--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         (["--prompt", "x", "--scheduler", "off", "--confidence-threshold", "0.5"], "belongs to scheduler 'threshold'"),
+        (["--prompt", "x", "--scheduler", "off", "--max-draft-tokens", "2"], "does not go with scheduler 'off'"),
         (["--prompt", "x", "--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; it must be from 1 to"),
         (["--prompt", "x", "--max-new-tokens", "512"], "the limit is 512"),
@@ -375,6 +376,12 @@ def test_inspect(run: Run, golden_bundle: GoldenBundle) -> None:
         assert json.loads(run("inspect", golden_bundle(name), "--json").out) == manifest
 
 
+@pytest.mark.parametrize(("option", "value"), [("--provider", "cpu"), ("--threads", "1")])
+def test_inspect_refuses_what_only_the_placement_takes(option: str, value: str, run: Run, vanilla: Path) -> None:
+    result = run("inspect", vanilla, option, value)
+    assert (result.code, result.out, result.error) == (1, "", f"error: {option} needs --placement\n")
+
+
 @pytest.mark.parametrize("name", ["qwen3_target", "dspark_vanilla", "eagle3"])
 def test_bench(name: str, run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -436,6 +443,8 @@ def test_bench_refuses_what_generate_refuses(run: Run, vanilla: Path) -> None:
     for arguments, message in (
         (["--threads", "3000"], "threads is 3000"),
         (["--max-new-tokens", "1"], "max_new_tokens of at least 2"),
+        (["--repeats", "0"], "repeats of at least 1"),
+        (["--profile-graph", "--repeats", "2"], "--repeats does not go with --profile-graph"),
     ):
         result = run("bench", vanilla, *arguments)
         assert result.code == 1

@@ -439,7 +439,7 @@ def test_profile_without_matplotlib(run: Run, copied: Path, monkeypatch: pytest.
 
 def test_what_cannot_be_profiled(run: Run, copied: Path, golden_bundle: GoldenBundle) -> None:
     for arguments, message in (
-        ([copied, "--max-requests", "0"], "batch_size is 0"),
+        ([copied, "--max-requests", "0"], "max_requests is 0; it must be from 1 to 1024"),
         ([copied, "--repeats", "0"], "repeats is 0; it must be at least 1"),
         ([golden_bundle("qwen3_target")], "has no drafter, so there is nothing to schedule"),
     ):

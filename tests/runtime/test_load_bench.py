@@ -153,7 +153,9 @@ def test_percentiles() -> None:
         ({"schedulers": ("threshold:2",)}, "confidence_threshold is 2.0; it is a probability"),
         ({"schedulers": ("off:1",)}, "scheduler is 'off:1'; only fixed and threshold take a number"),
         ({"concurrencies": ()}, "at least one concurrency"),
-        ({"concurrencies": (0,)}, "batch_size is 0"),
+        ({"concurrencies": (0,)}, "concurrency is 0; it must be from 1 to 1024"),
+        ({"concurrencies": (1, 2, 1)}, "concurrency has 1 twice"),
+        ({"schedulers": ("off", "fixed:3", "fixed:3")}, "schedulers has fixed:3 twice"),
         ({"requests_per_user": 0}, "requests_per_user is 0; it must be at least 1"),
         ({"repeats": 0}, "repeats is 0; it must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens = 0"),
@@ -169,7 +171,7 @@ def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> N
     prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "load"
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     arguments = ("bench", golden_bundle("dspark_vanilla"), "--load", "--input", prompts, "--max-new-tokens", "8")
-    sweep = ("--concurrency", "1,2", "--schedulers", "off,fixed:3", "--requests-per-user", "1")
+    sweep = ("--concurrency", "1,2", "--schedulers", "off, fixed:3", "--requests-per-user", "1")
     shown = run(*arguments, *sweep, "--report", folder, "--profile", "flash")
     assert shown.code == 0
     assert [line.split()[1::2][:2] for line in shown.out.splitlines() if line.startswith("│")] == [
@@ -190,14 +192,39 @@ def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> N
     ("arguments", "message"),
     [
         (("--max-draft-tokens", "6"), "max_draft_tokens is 6; this drafter allows 1 to 5"),
+        (("--concurrency", "0"), "concurrency is 0; it must be from 1 to 1024"),
+        (("--concurrency", "1,1"), "concurrency has 1 twice; each is measured once"),
+        (("--profile-graph",), "--profile-graph does not go with --load"),
+        (
+            ("--confidence-threshold", "0.5", "--schedulers", "off, fixed"),
+            "confidence_threshold belongs to scheduler 'threshold', which is not among off, fixed",
+        ),
         (("--concurrency", "1,x"), "--concurrency 1,x: must be whole numbers, separated by commas"),
         (("--scheduler", "off"), "--scheduler off chooses one; with --load use --schedulers"),
         (("--report", "/dev/null"), "--report /dev/null: /dev/null is no folder"),
     ],
 )
 def test_wrong_arguments_are_refused(
-    arguments: tuple[str, str], message: str, run: Run, golden_bundle: GoldenBundle
+    arguments: tuple[str, ...], message: str, run: Run, golden_bundle: GoldenBundle
 ) -> None:
     result = run("bench", golden_bundle("dspark_vanilla"), "--load", *arguments)
     assert result.code == 1
     assert message in result.error
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--concurrency", "1"), ("--schedulers", "off"), ("--requests-per-user", "0"), ("--report", "somewhere")],
+)
+def test_what_only_a_load_benchmark_takes_is_refused_without_it(
+    option: str, value: str, run: Run, golden_bundle: GoldenBundle
+) -> None:
+    result = run("bench", golden_bundle("dspark_vanilla"), option, value)
+    assert (result.code, result.out, result.error) == (1, "", f"error: {option} needs --load\n")
+
+
+def test_a_limit_of_drafts_does_not_concern_who_decodes_plainly(golden_bundle: GoldenBundle) -> None:
+    chosen = LoadSettings(schedulers=("off", "fixed"), concurrencies=(1,), max_new_tokens=16, threads=1)
+    options = SpeculationOptions(max_draft_tokens=2)
+    report = run_load_benchmark(golden_bundle("dspark_vanilla"), ROWS, options, chosen, Console(quiet=True))
+    assert [cell.verified_tokens == 0 for cell in report.cells] == [True, False]

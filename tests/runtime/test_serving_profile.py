@@ -162,6 +162,15 @@ def test_a_share_of_nothing_decodes_plainly(
     assert profile.options(manifest, drafting) == drafting
 
 
+def test_a_profile_does_not_limit_who_drafts_nothing(
+    written: Callable[[str], Path], golden_bundle: GoldenBundle
+) -> None:
+    for text in (FULL, SHORT):
+        assert options(find_profile(written(text)), golden_bundle("dspark_vanilla"), SpeculationOptions("off")) == (
+            SpeculationOptions("off")
+        )
+
+
 def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], golden_bundle: GoldenBundle) -> None:
     bundle, file = golden_bundle("dspark_vanilla"), written(SHORT)
     inference = DSparkInference.load(bundle, threads=1, options=SpeculationOptions("fixed"), profile=file)
