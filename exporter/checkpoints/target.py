@@ -42,7 +42,7 @@ def read_target_folder(path: Path) -> Target:
     """
     folder = open_folder(path)
     generation = path / "generation_config.json"
-    generation_config = read_json(generation) if generation.is_file() else {}
+    generation_config = read_json(generation) if generation.exists() else {}
     text = read_text_assets(path)
     return target_from_config(folder.config, generation_config, folder.tensors, text, folder.name, folder.files)
 

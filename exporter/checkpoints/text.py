@@ -29,12 +29,12 @@ def read_text_assets(folder: Path) -> TextAssets:
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _tokenizer(folder: Path) -> str | None:
     path = folder / "tokenizer.json"
-    if path.is_file():
+    if path.exists():
         read_json(path)
         return path.read_text(encoding="utf-8")
     slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
@@ -45,8 +45,11 @@ def _tokenizer(folder: Path) -> str | None:
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}.") from error
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template

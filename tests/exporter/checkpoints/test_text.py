@@ -1,6 +1,7 @@
 """Tokenizer, chat template and special tokens."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,18 @@ def test_special_tokens(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_text_assets(write(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+)
+def test_a_folder_in_the_place_of_a_file_is_not_taken_for_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} cannot be read: .*[Ii]s a directory"):
+        read_text_assets(tmp_path)
+
+
+def test_a_template_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read: 'utf-8' codec"):
+        read_text_assets(tmp_path)
