@@ -56,6 +56,7 @@ class CudaSession(OnnxRuntimeSession):
 
     def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
         """Binds every input and the wanted outputs; see ``DeviceSession``."""
+        self._check(inputs, outputs)
         binding = self._session.io_binding()
         host = {name: array for name, array in inputs.items() if not isinstance(array, CudaArray)}
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dspark.providers.errors import ProviderError, one_line
-from dspark.providers.session import Call, NodeTime, PlacedNode
+from dspark.providers.session import Buffer, Call, NodeTime, PlacedNode
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -18,6 +19,7 @@ KERNEL = "_kernel_time"
 """Marks a profile's events that are runs of nodes."""
 HOST_MEMORY = "Cpu"
 """ONNX Runtime's name of the host's memory."""
+MISMATCH = "the bundle's manifest describes another graph"
 
 
 class OnnxRuntimeSession:
@@ -38,8 +40,9 @@ class OnnxRuntimeSession:
         """Binds every input and the wanted outputs to contiguous arrays.
 
         Raises:
-            ProviderError: The graph has no such input or output.
+            ProviderError: They are not the graph's inputs and outputs, or not of their shapes.
         """
+        self._check(inputs, outputs)
         binding = self._session.io_binding()
 
         def bind_inputs() -> None:
@@ -65,6 +68,32 @@ class OnnxRuntimeSession:
         except Exception as error:  # the binding raises its own classes, which share no public base
             raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
 
+    def _check(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
+        """Compares what is to be bound with the graph, where the sizes that are not symbols must be the same."""
+        for kind, bound, known in (("input", inputs, self._inputs), ("output", outputs, self._outputs)):
+            for name, array in bound.items():
+                shape = known.get(name)
+                if shape is None:
+                    raise ProviderError(f"{self._model}: the graph has no {kind} {name}; {MISMATCH}")
+                if len(shape) != len(array.shape) or any(
+                    isinstance(size, int) and size != found for size, found in zip(shape, array.shape, strict=True)
+                ):
+                    raise ProviderError(
+                        f"{self._model}: {kind} {name} has shape {_shown(shape)} in the graph and is called with "
+                        f"{_shown(array.shape)}; {MISMATCH}"
+                    )
+        for name, shape in self._inputs.items():
+            if name not in inputs:
+                raise ProviderError(f"{self._model}: input {name} {_shown(shape)} is not given; {MISMATCH}")
+
+    @cached_property
+    def _inputs(self) -> dict[str, Sequence[int | str]]:
+        return {tensor.name: tensor.shape for tensor in self._session.get_inputs()}
+
+    @cached_property
+    def _outputs(self) -> dict[str, Sequence[int | str]]:
+        return {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
+
     def node_times(self) -> Sequence[NodeTime]:
         """What a profiled session has written down; see ``ProfiledSession``."""
         events = json.loads(Path(self._session.end_profiling()).read_text("utf-8"))
@@ -85,6 +114,10 @@ class OnnxRuntimeSession:
         except AttributeError as error:
             raise ProviderError("this ONNX Runtime does not tell where nodes run; 1.24 and later do") from error
         return [PlacedNode(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes()]
+
+
+def _shown(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ class BlockDrafter:
         self._cache = cache
         self._clock = clock
         self._blocks = BoundCalls(cache, self._bind)
+        self._blocks.get(batch or 1)  # shows now if these are other graphs
 
     def begin(self, slot: int) -> None:
         """Nothing to do: all context is in the cache's slot."""
@@ -248,6 +249,8 @@ class Eagle3Drafter:
         self._cache = cache
         self._clock = clock
         self._extensions = BoundCalls(cache, self._bind)
+        # Shows now if this is another graph.
+        self._extensions.get(0, *((1, 1) if shapes is None else (shapes.batch, shapes.block)))
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, slot: int) -> None:

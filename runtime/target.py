@@ -89,6 +89,7 @@ class Target:
         self._clock = clock
         self._logits = np.zeros((0, self._info.vocabulary_size), np.float32)
         self._steps = BoundCalls(cache, self._bind)
+        self._steps.get(0, *self._step_shape([1], last_only=True), True)  # shows now if this is another graph
 
     def prefill(self, slot: int, run: TokenRun) -> Verification:
         """Computes a piece of a prompt; only its last token gets logits."""

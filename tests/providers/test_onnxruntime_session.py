@@ -27,12 +27,18 @@ class Doubling:
         if memory is not None:
             self.get_input_memory_infos = lambda: [SimpleNamespace(name=memory)]
 
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="x", shape=["N"])]
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name="y", shape=["N"])]
+
     def io_binding(self) -> "Doubling":
         return self
 
     def bind_input(self, name: str, device: str, index: int, dtype: Any, shape: Any, address: int) -> None:
-        if name != "x":
-            raise RuntimeError(f"Invalid input name: {name}")
+        if dtype is not np.float32:
+            raise RuntimeError(f"Invalid type of {name}")
         self.bound += 1
         there = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
         copy = there.copy()
@@ -59,5 +65,10 @@ def test_a_run_sees_what_inputs_hold_now(memory: str | None, bindings: int) -> N
 
 
 def test_an_input_that_is_not_there_is_named() -> None:
-    with pytest.raises(ProviderError, match=r"m\.onnx: z cannot be bound: Invalid input name: z"):
+    with pytest.raises(ProviderError, match=r"m\.onnx: the graph has no input z"):
         OnnxRuntimeSession(Path("m.onnx"), Doubling("Cpu")).bind({"z": np.zeros(1, np.float32)}, {})
+
+
+def test_what_onnx_runtime_refuses_is_told() -> None:
+    with pytest.raises(ProviderError, match=r"m\.onnx: x cannot be bound: Invalid type of x"):
+        OnnxRuntimeSession(Path("m.onnx"), Doubling("Cpu")).bind({"x": np.zeros(1)}, {})
