@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.providers.session import Call, Session
-from dspark.runtime.bound_calls import BoundCalls
+from dspark.runtime.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo, StaticShapes
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
@@ -195,6 +195,7 @@ class BlockDrafter:
             head=self._head_session.bind(head_inputs, sampled.outputs),
             inputs=inputs,
             sampled=sampled,
+            nbytes=buffer_bytes(inputs, drafted, sampled.inputs, sampled.outputs),
         )
 
 
@@ -206,6 +207,7 @@ class _Block:
     head: Call
     inputs: dict[str, NDArray[Any]]
     sampled: _Sampled
+    nbytes: int
 
 
 @dataclass
@@ -325,7 +327,8 @@ class Eagle3Drafter:
         outputs = dict(sampled.outputs)
         for index, layer in enumerate(rows):
             outputs.update(zip(delta_names(index), layer, strict=True))
-        return _Extension(self._session.bind(bound, outputs), inputs, sampled, rows)
+        nbytes = buffer_bytes(inputs, sampled.inputs, outputs)
+        return _Extension(self._session.bind(bound, outputs), inputs, sampled, rows, nbytes)
 
 
 @dataclass(frozen=True)
@@ -336,6 +339,7 @@ class _Extension:
     inputs: dict[str, NDArray[Any]]
     sampled: _Sampled
     rows: NDArray[np.float32]
+    nbytes: int
 
 
 def make_drafter(bundle: Bundle, sessions: Mapping[str, Session], cache: KeyValueCache, clock: PhaseClock) -> Drafter:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.providers.session import Call, Session
-from dspark.runtime.bound_calls import BoundCalls
+from dspark.runtime.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.bundle import CacheInfo, Manifest
 from dspark.runtime.cache import KeyValueCache
 from dspark.runtime.clock import PhaseClock
@@ -129,9 +129,12 @@ class Target:
         return Verification(step.logits, step.rows, step.features, offsets)
 
     def _logits_rows(self, count: int) -> NDArray[np.float32]:
-        """A buffer ``[count, V]``, the same for steps of all shapes: a fresh one costs more than a step does."""
+        """A buffer ``[count, V]``, the same for steps of all shapes: a fresh one costs more than a step does.
+
+        It at least doubles: those before it, which steps that are still bound keep, are smaller together.
+        """
         if len(self._logits) < count:
-            self._logits = np.zeros((count, self._info.vocabulary_size), np.float32)
+            self._logits = np.zeros((max(count, 2 * len(self._logits)), self._info.vocabulary_size), np.float32)
         return self._logits[:count]
 
     def _step_shape(self, counts: Sequence[int], *, last_only: bool) -> tuple[int, int, int]:
@@ -196,6 +199,11 @@ class _Step:
     rows: Mapping[int, NDArray[np.float32]]
     features: NDArray[np.float32] | None
     last_only: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffers; the logits are all steps'."""
+        return buffer_bytes(self.inputs, self.rows, {} if self.features is None else {FEATURE: self.features})
 
     def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: tuple[int, ...]) -> tuple[int, ...]:
         """Writes the inputs; returns each request's first flat token and their number.

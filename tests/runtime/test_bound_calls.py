@@ -1,21 +1,35 @@
 """Which bound calls are kept."""
 
-import numpy as np
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
-from dspark.runtime.bound_calls import KEPT, BoundCalls
+import numpy as np
+import pytest
+
+from dspark.providers import find_provider
+from dspark.runtime import Bundle, bound_calls
+from dspark.runtime.bound_calls import KEPT, KEPT_BYTES, BoundCalls
 from dspark.runtime.bundle import CacheInfo
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache import KeyValueCache, make_cache
+from dspark.runtime.clock import PhaseClock
+from dspark.runtime.drafting import BlockDrafter, Eagle3Drafter, make_drafter
+from dspark.runtime.inference import open_sessions
+from dspark.runtime.target import Target
 
 
 class Log:
-    """Notes the shapes that are bound, each to an object of its own."""
+    """Notes the shapes that are bound, each to an object of its own that holds so many bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: Callable[[int], int] = lambda _: 0) -> None:
         self.bound: list[tuple[int, ...]] = []
+        self.nbytes = nbytes
 
-    def __call__(self, *shape: int) -> object:
+    def __call__(self, *shape: int) -> SimpleNamespace:
         self.bound.append(shape)
-        return object()
+        return SimpleNamespace(nbytes=self.nbytes(shape[0]))
 
 
 def test_a_shape_is_bound_once() -> None:
@@ -39,6 +53,56 @@ def test_the_latest_used_are_kept_and_no_more() -> None:
     assert log.bound == []
     calls.get(5)
     assert log.bound == [(5,)]
+
+
+def test_large_ones_make_room_for_others() -> None:
+    third = KEPT_BYTES // 3
+    log = Log(lambda shape: 2 * KEPT_BYTES if shape == 9 else third)
+    calls = BoundCalls(KeyValueCache([CacheInfo(layers=1, kv_heads=1, head_dim=1)], 1), log)
+    for shape in (1, 2, 3, 1, 4):  # three fit; the second is the one that was not used for longest
+        calls.get(shape)
+    assert log.bound == [(1,), (2,), (3,), (4,)]
+    for shape in (3, 1, 4):
+        calls.get(shape)
+    assert log.bound == [(1,), (2,), (3,), (4,)]
+    assert calls.get(9) is calls.get(9)  # larger than all may be together
+    calls.get(4)
+    assert log.bound == [(1,), (2,), (3,), (4,), (9,), (4,)]
+
+
+@pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3"])
+def test_buffers_are_counted(name: str, golden_bundle: Callable[..., Path]) -> None:
+    """As tracemalloc counts them, in the form of cache whose steps hold the new rows as well."""
+    bundle = Bundle.open(golden_bundle(name, "delta"))
+    sessions = open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None)
+    cache, clock = make_cache(bundle.manifest, sessions, 64), PhaseClock()
+    cache.reserve(512)
+    target, drafter = (
+        Target(sessions["target"], bundle.manifest, cache, clock),
+        make_drafter(bundle, sessions, cache, clock),
+    )
+    target._logits_rows(64 * 6)
+    made: list[int] = []
+
+    def counted(make: Callable[..., bound_calls.Held], *shape: int) -> None:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        call = make(*shape)
+        after, _ = tracemalloc.get_traced_memory()
+        assert call.nbytes == pytest.approx(after - before, rel=0.02)
+        made.append(call.nbytes)
+
+    tracemalloc.start()
+    try:
+        counted(target._bind, 0, 64, 6, 64 * 6, False)
+        if isinstance(drafter, BlockDrafter):
+            counted(drafter._bind, 64)
+        elif isinstance(drafter, Eagle3Drafter):
+            counted(drafter._bind, 0, 64, 6)
+    finally:
+        tracemalloc.stop()
+    assert len(made) == 2
+    assert min(made) > 500_000
 
 
 def test_all_are_bound_anew_when_the_cache_has_other_arrays() -> None:
