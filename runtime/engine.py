@@ -9,6 +9,7 @@ Requests may come, be cancelled and be moved on from any thread; there is one st
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,7 +200,7 @@ class Engine:
 
     def _round(self) -> list[Request]:
         """Drafts, schedules, verifies and commits once for every running request."""
-        requests = list(self._running)
+        start, requests = perf_counter(), list(self._running)
         batch = self._batch()
         proposal = self._propose(requests, batch)
         lengths = self._schedule(proposal, batch)
@@ -229,8 +230,8 @@ class Engine:
                 outcomes.append(Round(len(draft), accepted, ended, confidence))
                 request.rounds.append(outcomes[-1])
             self._commit(index, verification, index, taken)
-        if proposal and self._speculation:
-            self._speculation.scheduler.observe(outcomes)
+        if self._speculation and (outcomes or not proposal):
+            self._speculation.scheduler.observe(outcomes, perf_counter() - start)
         for request in requests:
             if request.finish_reason is not None:
                 self._leave(request)

@@ -2,7 +2,6 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +18,6 @@ __all__ = ["AsyncHardwareScheduler", "HardwareScheduler", "RoundCosts"]
 Floats = NDArray[np.float64]
 BUDGET_AGE = 2
 """Rounds between the confidences that a budget comes from and its use, as in the paper's serving system."""
-
-
-HOST_WORK = 1.05
-"""What a round that drafts takes over its graph calls, for proposals, acceptance and more shapes (3 to 8 %)."""
 
 
 class RoundCosts(Protocol):
@@ -53,11 +48,12 @@ class HardwareScheduler(Scheduler):
         self._rates = rates
         self._pauses: defaultdict[int, DraftPause] = defaultdict(DraftPause)
         self._pause = DraftPause()
-        self._cost = 1.0
+        self._plain = self._planned = 1.0
 
     def drafts(self, batch: Batch) -> bool:
         """Not while drafting pauses because it did not pay for about as many requests."""
         self._pause = self._pauses[batch.requests.bit_length()]
+        (self._plain,) = self._step(batch, np.zeros(1, np.int64), np.ones(1, np.int64))
         return super().drafts(batch) and self._pause.over()
 
     def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
@@ -65,23 +61,29 @@ class HardwareScheduler(Scheduler):
         if self._rates is not None:
             confidence = np.tile(self._rates.values, (batch.requests, 1))
         assert confidence is not None, "a bundle without a confidence head needs rates"
-        step = partial(self._costs.step_seconds, batch.requests, batch.context_length)
         draft = self._costs.draft_seconds(batch.requests)
-        lengths = self._plan(survivals(confidence), batch, lambda verified, longest: step(verified, longest) + draft)
+
+        def cost(verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:
+            return self._step(batch, verified, longest) + draft
+
+        lengths = self._plan(survivals(confidence), batch, cost)
         if self._rates is not None:  # the rates of what is never verified would never change
             lengths = np.maximum(lengths, np.minimum(batch.limits, 1))
-        planned, plain = step(np.array([lengths.sum(), 0]), np.array([1 + lengths.max(), 1]))
-        self._cost = HOST_WORK * float((planned + draft) / plain)
+        (self._planned,) = cost(np.array([lengths.sum()]), np.array([1 + lengths.max()]))
         return lengths
 
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Learns what the draft gave."""
-        if not rounds:  # every request failed
+    def observe(self, rounds: Sequence[Round], seconds: float) -> None:
+        """Learns what the round gave and took."""
+        if not rounds:
+            self._pause.record_plain(seconds / self._plain)
             return
         tokens = 1 + sum(each.accepted for each in rounds) / len(rounds)
-        self._pause.record(len(rounds), tokens, self._cost)
+        self._pause.record(len(rounds), tokens, self._planned / self._plain, seconds / self._planned)
         if self._rates is not None:
             self._rates.update(rounds)
+
+    def _step(self, batch: Batch, verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:
+        return self._costs.step_seconds(batch.requests, batch.context_length, verified, longest)
 
     def _plan(self, survival: Floats, batch: Batch, cost: PlanSeconds) -> NDArray[np.int64]:
         return best_plan(survival, batch, cost)

@@ -1,21 +1,26 @@
 """Whether to draft: as long as it pays, and now and then when it does not, to see whether it would."""
 
+from collections import deque
 from math import ceil
+from statistics import median
 
-__all__ = ["TRIALS", "DraftPause"]
+__all__ = ["PLAIN_EVERY", "TRIALS", "DraftPause"]
 
 MEMORY = 16
-"""Requests' rounds that count in the average: acceptance is noisy, but what a text is like changes within sentences."""
+"""Rounds that count: acceptance is noisy, but what a text is like changes within sentences."""
 OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
 TRIALS = 0.01
 """Part of the time that trials may cost while drafting does not pay."""
+PLAIN_EVERY = 64
+"""Rounds that draft between two that do not, which tell what plain decoding takes now."""
+FIRST_PLAIN = 8
 
 
 class DraftPause:
-    """Compares drafting with plain decoding, by what it really gave.
+    """Compares drafting with plain decoding, by what both really gave and took.
 
-    When it loses, drafting pauses for as long as it takes to make up for what a trial loses. A draft after a pause
+    When drafting loses, it pauses for as long as it takes to make up for what a trial loses. A draft after a pause
     counts as much as the rounds it stands for. Only what earlier rounds gave decides.
     """
 
@@ -24,25 +29,37 @@ class DraftPause:
         self._cost: float | None = None
         self._pause = 0
         self._waited = 0
+        self._since_plain = PLAIN_EVERY - FIRST_PLAIN
+        self._drafting: deque[float] = deque(maxlen=MEMORY)
+        self._plain: deque[float] = deque(maxlen=MEMORY)
 
     def over(self) -> bool:
         """Whether the next round drafts; called once a round."""
-        if self._waited < self._pause:
+        if self._waited < self._pause or self._since_plain >= PLAIN_EVERY:
             self._waited += 1
+            self._since_plain = 0
             return False
+        self._since_plain += 1
         return True
 
-    def record(self, requests: int, tokens: float, cost: float) -> None:
+    def record_plain(self, slowness: float) -> None:
+        """Notes a round that did not draft: its time over the expected."""
+        self._plain.append(slowness)
+
+    def record(self, requests: int, tokens: float, cost: float, slowness: float) -> None:
         """Notes a round that drafted.
 
         Args:
             requests: Requests that it was for.
             tokens: Tokens that it gave a request, on average; plain decoding gives 1.
-            cost: Its time over that of a plain round.
+            cost: Its expected time over that of a plain round.
+            slowness: Its time over the expected.
         """
+        self._drafting.append(slowness)
         evidence = requests * (self._waited + 1)
         weight = evidence / (evidence + MEMORY - 1)
         self._tokens += weight * (tokens - self._tokens)
         self._cost = cost if self._cost is None else self._cost + weight * (cost - self._cost)
-        self._pause = ceil(max(self._cost - self._tokens, 0) / TRIALS)
+        correction = median(self._drafting) / median(self._plain) if self._plain else 1.0
+        self._pause = ceil(max(self._cost * correction - self._tokens, 0) / TRIALS)
         self._waited = 0

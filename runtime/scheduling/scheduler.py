@@ -56,8 +56,13 @@ class Scheduler(ABC):
             int64 ``[R]``, between 0 and the limits.
         """
 
-    def observe(self, rounds: Sequence[Round]) -> None:  # noqa: B027 - most schedulers have no memory
-        """Learns what became of the drafts of the round that was scheduled last."""
+    def observe(self, rounds: Sequence[Round], seconds: float) -> None:  # noqa: B027 - most schedulers have no memory
+        """Learns from a round when it ends.
+
+        Args:
+            rounds: What became of its drafts; none if it did not draft.
+            seconds: What it took, host work included.
+        """
 
 
 class FixedScheduler(Scheduler):

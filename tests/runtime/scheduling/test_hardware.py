@@ -13,7 +13,7 @@ from dspark.runtime.inference import open_sessions
 from dspark.runtime.options import SchedulerName
 from dspark.runtime.rounds import Round
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
-from dspark.runtime.scheduling.pause import TRIALS, DraftPause
+from dspark.runtime.scheduling.pause import PLAIN_EVERY, TRIALS, DraftPause
 from dspark.runtime.scheduling.rates import AcceptanceRates
 from dspark.runtime.scheduling.scheduler import Batch
 from tests.costs import cost_table
@@ -42,12 +42,30 @@ def drafted(
     for index in range(rounds):
         if pause.over():
             found.append(index)
-            pause.record(requests, tokens(index), cost)
+            pause.record(requests, tokens(index), cost, 1.0)
+        else:
+            pause.record_plain(1.0)
     return found
 
 
 def test_drafting_goes_on_as_long_as_it_pays() -> None:
-    assert drafted(DraftPause(), lambda index: 1 + 3 * (index % 2), 1.5, 200) == list(range(200))
+    """But for the rounds that tell what plain decoding takes."""
+    found = drafted(DraftPause(), lambda index: 1 + 3 * (index % 2), 1.5, 1000)
+    assert len(found) >= 1000 - 1000 / PLAIN_EVERY - 1
+    assert max(np.diff(found)) == 2
+
+
+def test_what_rounds_take_counts_for_more_than_what_was_expected() -> None:
+    """A draft that would pay by the table, on a device where it takes twice as long."""
+    pause = DraftPause()
+    found = []
+    for index in range(2000):
+        if pause.over():
+            found.append(index)
+            pause.record(1, 1.6, 1.3, 2.0)
+        else:
+            pause.record_plain(1.0)
+    assert len([index for index in found if index > 500]) < 20
 
 
 @pytest.mark.parametrize("requests", [1, 16])
@@ -67,11 +85,12 @@ def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
     found = drafted(DraftPause(), lambda index: 1.0 if index < 300 else 4.0, 1.3, 400)
     resumed = next(index for index in found if index >= 300)
     assert resumed <= 300 + 0.3 / TRIALS + 1
-    assert set(range(resumed, 400)) <= {*found}
+    assert len({*range(resumed, 400)} - {*found}) <= 2
 
 
 def test_one_unlucky_round_does_not_stop_it() -> None:
-    assert drafted(DraftPause(), lambda index: 1.0 if index == 30 else 2.0, 1.4, 60) == list(range(60))
+    found = drafted(DraftPause(), lambda index: 1.0 if index == 30 else 2.0, 1.4, 60)
+    assert len(found) >= 59
 
 
 # --- rates ---
@@ -139,7 +158,7 @@ def test_a_pause_for_many_requests_is_none_for_one() -> None:
     for _ in range(10):
         if costly.drafts(batch(16)):
             costly.schedule(np.zeros((16, 5), np.float32), batch(16))
-            costly.observe([Round(0, 0, False, None)] * 16)
+            costly.observe([Round(0, 0, False, None)] * 16, 0.2)
     assert not costly.drafts(batch(16))
     assert costly.drafts(batch(1))
 
@@ -157,7 +176,7 @@ def test_without_a_head_the_rates_of_earlier_rounds_decide() -> None:
     lengths = []
     for accepted in [5] * 40 + [0] * 150:
         lengths.append(int(decided.schedule(None, batch(1))[0]))
-        decided.observe([Round(lengths[-1], min(accepted, lengths[-1]), False, None)])
+        decided.observe([Round(lengths[-1], min(accepted, lengths[-1]), False, None)], 0.01)
     assert lengths[39] == 5
     assert lengths[-1] == 1  # something must be verified, or nothing would be learnt
 
