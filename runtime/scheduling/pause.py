@@ -10,6 +10,8 @@ MEMORY = 16
 """Rounds that count: acceptance is noisy, but what a text is like changes within sentences."""
 OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
+MARGIN = 1.05
+"""What drafting must gain: around the point where both are equal, noise would decide, and at times wrongly."""
 TRIALS = 0.01
 """Part of the time that trials may cost while drafting does not pay."""
 PLAIN_EVERY = 64
@@ -61,5 +63,6 @@ class DraftPause:
         self._tokens += weight * (tokens - self._tokens)
         self._cost = cost if self._cost is None else self._cost + weight * (cost - self._cost)
         correction = median(self._drafting) / median(self._plain) if self._plain else 1.0
-        self._pause = ceil(max(self._cost * correction - self._tokens, 0) / TRIALS)
+        lost = self._cost * correction - self._tokens / MARGIN
+        self._pause = ceil(max(lost, 0) / TRIALS)
         self._waited = 0
