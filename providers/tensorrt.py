@@ -7,7 +7,7 @@ from pathlib import Path
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError
-from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
+from dspark.providers.provider import DEFAULTS, NOTHING, Discovery, LoadOptions, Provider
 from dspark.providers.session import Session
 from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
 from dspark.providers.tensorrt_session import TensorRtSession
@@ -40,17 +40,9 @@ class TensorRtProvider(Provider):
         except ProviderError:  # no GPU: loading an engine tells
             return None
 
-    def open(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULTS) -> Session:
         """Loads the engine of a graph; it needs no host threads, and nothing of it runs on the host."""
-        self.check_options(options)
+        self.check_options(how.options)
         return TensorRtSession(self.backend, model)
 
     def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:

@@ -1,10 +1,10 @@
 """What ``dspark-run providers`` and ``dspark-run inspect --placement`` tell."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from dspark.providers import PROVIDERS, Choice, PlacedNode, Provider, ProviderError, Selection, added_providers
+from dspark.providers import PROVIDERS, LoadOptions, PlacedNode, Provider, ProviderError, Selection, added_providers
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.fixed_shapes import graph_dimensions
 from dspark.runtime.inference import load_graphs
@@ -25,12 +25,10 @@ def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapp
     """
     names = list(bundle.manifest.precision)
 
-    def load(choice: Choice, name: str) -> Sequence[PlacedNode]:
-        static = choice.provider.needs_static_shapes(choice.options)
+    def load(provider: Provider, name: str, how: LoadOptions) -> Sequence[PlacedNode]:
+        static = provider.needs_static_shapes(how.options)
         dimensions = graph_dimensions(bundle.manifest, name)[-1] if static else {}
-        return choice.provider.placement(
-            bundle.graph(name), threads=threads, options=choice.options, dimensions=dimensions
-        )
+        return provider.placement(bundle.graph(name), replace(how, dimensions=dimensions))
 
     return load_graphs(bundle, selection, load, names, threads, check_hashes=False)
 

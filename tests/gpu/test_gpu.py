@@ -149,7 +149,7 @@ def test_device_memory() -> None:
 
 def test_a_cache_on_the_device_is_written_in_place(tmp_path: Path) -> None:
     require("cuda")
-    session = CUDA.open(in_place_graph(tmp_path), threads=None)
+    session = CUDA.open(in_place_graph(tmp_path))
     assert isinstance(session, DeviceSession)
     cache = session.device_array((3, 2, 8, 4), np.float32)
     part = cache[1:3]

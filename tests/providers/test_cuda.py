@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import Call, DeviceSession, ProviderError, Session, find_provider
+from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, find_provider
 from dspark.providers.cuda import CUDA, CudaSession
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.errors import RequestError
@@ -58,7 +58,8 @@ def test_generation_equals_the_cpu_providers(cache_form: str, drafter: str, gold
     """With the cache on the device: it grows, requests leave and others move up."""
     bundle = Bundle.open(golden_bundle(drafter, cache_form))
     files = {name: bundle.file(file) for name, file in bundle.manifest.graphs.model_dump(exclude_none=True).items()}
-    expected = generate(bundle, {name: find_provider("cpu").open(file, threads=1) for name, file in files.items()})
+    one_thread = LoadOptions(threads=1)
+    expected = generate(bundle, {name: find_provider("cpu").open(file, one_thread) for name, file in files.items()})
     assert generate(bundle, {name: on_host(file) for name, file in files.items()}) == expected
 
 
@@ -99,7 +100,7 @@ def test_texts_are_bounded_by_the_size_that_the_target_was_compiled_for(
 ) -> None:
     path = golden_bundle("dspark_gated", "in-place")
 
-    def compiled(provider: object, model: Path, *, threads: int | None, **_: object) -> Session:
+    def compiled(provider: object, model: Path, how: LoadOptions) -> Session:
         session = on_host(model)
         session.cache_capacity = 192
         return session
@@ -203,7 +204,7 @@ def test_without_the_provider_the_error_lists_what_there_is(tmp_path: Path) -> N
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has it")
     with pytest.raises(ProviderError, match=r"CUDAExecutionProvider is not in this ONNX Runtime \(.*CPU"):
-        CUDA.open(in_place_graph(tmp_path), threads=None)
+        CUDA.open(in_place_graph(tmp_path))
 
 
 def test_a_gpu_that_cannot_be_used_is_no_silent_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,4 +220,4 @@ def test_a_gpu_that_cannot_be_used_is_no_silent_cpu(tmp_path: Path, monkeypatch:
         ProviderError,
         match=r"CUDAExecutionProvider did not start, .* CPUExecutionProvider instead",
     ):
-        CUDA.open(in_place_graph(tmp_path), threads=None)
+        CUDA.open(in_place_graph(tmp_path))

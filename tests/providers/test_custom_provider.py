@@ -45,7 +45,7 @@ def test_a_package_adds_a_provider_without_a_change_here(golden_bundle: Callable
     provider = find_provider("Plain-CPU")
     assert isinstance(provider, OnnxRuntimeProvider)
     bundle = golden_bundle("dspark_vanilla")
-    plain, optimised = (each.placement(bundle / "drafter.onnx", threads=1) for each in (provider, find_provider("cpu")))
+    plain, optimised = (each.placement(bundle / "drafter.onnx") for each in (provider, find_provider("cpu")))
     assert len(plain) > len(optimised)  # ONNX Runtime's optimisations remove nodes
     params = SamplingParams(max_new_tokens=16)
     outputs = [
