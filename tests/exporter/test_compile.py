@@ -14,12 +14,14 @@ from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
 from dspark.runtime.fixed_shapes import graph_dimensions
 from dspark.runtime.inference import open_sessions
+from dspark.runtime.provider_report import engine_rows
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
 from tests.providers.fake_onnxruntime import FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
 from tests.providers.test_compiled_models import MINE
+from tests.runtime.command_line import runner
 
 
 @pytest.fixture
@@ -43,7 +45,10 @@ def test_every_graph_gets_an_engine(
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
     assert len(told) == 3
     assert "Compiled target for Fake GPU (sm90) with tensorrt 11.4.0: 3 layers, profiles draft, extension" in told[0]
-    Bundle.open(output)
+    inspected = runner(monkeypatch, capsys)("inspect", output).out.partition("Compiled")[2]
+    assert [inspected.count(f"│ {graph} ") for graph in ("target", "drafter", "head")] == [1, 1, 1]
+    for text in ("tensorrt", "Fake GPU", "11.4.0", "draft: B 1–3, T", "S 1–128"):
+        assert text in inspected
 
 
 def test_a_graph_that_cannot_be_compiled_leaves_no_bundle(
@@ -85,6 +90,11 @@ def test_every_graph_is_compiled_in_every_shape(
     bundle = Bundle.open(output)
     planned = [sizes for graph in bundle.manifest.precision for sizes in graph_dimensions(bundle.manifest, graph)]
     assert sorted(map(str, shapes)) == sorted(map(str, planned))
+    found = engine_rows(bundle)
+    assert [row["of"] for row in found] == ["target"] * 4 + ["drafter"] * 2 + ["head"]
+    assert {(row["backend"], row["device"], row["version"]) for row in found} == {
+        ("qnn", "backend_type=htp, soc_model=60", keys[0].version)
+    }
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
     assert [line.partition(": ")[2].partition(",")[0] for line in told] == ["4 shapes", "2 shapes", "1 shape"]
     for name in ("target.onnx", "drafter.onnx", "head.onnx", "weights.bin"):

@@ -35,5 +35,7 @@ def test_golden_models(drafter: str, golden_bundle: GoldenBundle) -> None:
 
 
 def test_a_head_is_refused_by_the_names_of_its_nodes(golden_bundle: GoldenBundle) -> None:
-    with pytest.raises(ProviderError, match=r"head\.onnx: ggml cannot run \d+ of the graph's nodes: .*--allow-fallback"):
+    with pytest.raises(
+        ProviderError, match=r"head\.onnx: ggml cannot run \d+ of the graph's nodes: .*--allow-fallback"
+    ):
         find_provider("ggml").open(golden_bundle("dspark_vanilla", "delta") / "head.onnx")
