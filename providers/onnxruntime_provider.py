@@ -176,7 +176,9 @@ class OnnxRuntimeProvider(Provider):
         """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
         return devices[:1], dict(options)
 
-    def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> OnnxRuntimeSession:
+    def wrap(
+        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
+    ) -> OnnxRuntimeSession:
         """What the runtime sees of an ``onnxruntime.InferenceSession``."""
         return OnnxRuntimeSession(model, session, folder)
 
@@ -300,7 +302,7 @@ class OnnxRuntimeProvider(Provider):
                 f"{model}: {self.execution_provider} did not start, and ONNX Runtime would use "
                 f"{', '.join(session.get_providers())} instead; {self.install}"
             )
-        return self.wrap(model, session, folder)
+        return self.wrap(model, session, how, folder)
 
     def _devices(self, runtime: Any) -> Sequence[Any]:
         """The plug-in's devices; none if the provider is built into ONNX Runtime.
