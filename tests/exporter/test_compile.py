@@ -8,7 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from dspark.exporter.compile import Compilation
-from dspark.exporter.export import prepare
+from dspark.exporter.export import Static, export_bundle, prepare
+from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, ProviderError, Selection, find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
@@ -106,6 +107,27 @@ def test_every_graph_is_compiled_in_every_shape(
     assert {file.parent for file in runtime.loaded} == {moved / "engines" / "qnn"}
     with pytest.raises(ProviderError, match=r"soc_model=60', but here it is 'backend_type=htp, soc_model=61'"):
         open_sessions(opened, Selection.parse("qnn:soc_model=61"), ["head"], 1, check_hashes=None)
+
+
+def test_every_shape_is_told_and_an_interrupt_leaves_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qnn = find_provider("qnn")
+    fake_onnxruntime.install(monkeypatch, qnn, libraries={"/vendor/plugin.so": [FakeDevice("QNNExecutionProvider")]})
+    fp16 = PrecisionProfile.of(Precision.FP16)
+    static = Static(1, 16, (64, 128))
+    output = tmp_path / "bundle"
+    export = prepare(GOLDEN / "qwen3_target", None, output, precision=fp16, cache_form="delta", static=static)
+    phases: list[str] = []
+
+    def tell(phase: str) -> None:
+        phases.append(phase)
+        if "3 of 4" in phase:
+            raise KeyboardInterrupt
+
+    compilation = Compilation.of(Choice.parse("qnn"), export)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(export, compile_graphs=lambda folder, manifest: compilation.run(folder, manifest, tell))
+    assert phases == [f"Compiling target: shape {number} of 4" for number in (1, 2, 3)]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_provider_of_another_package_compiles_without_a_change_here(
