@@ -14,7 +14,7 @@ from typing import Any
 from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import PluginError, ProviderError, one_line
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
-from dspark.providers.provider import DEFAULTS, NOTHING, Discovery, LoadOptions, Provider
+from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
 __all__ = ["OnnxRuntimeProvider", "Plugin", "import_onnxruntime"]
@@ -115,7 +115,7 @@ class OnnxRuntimeProvider(Provider):
         """Name of the device; see ``Provider.device_name``."""
         return None if self.execution_provider == HOST else super().device_name(options)
 
-    def open(self, model: Path, how: LoadOptions = DEFAULTS) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads a graph, or what it was compiled into ahead of time; see ``Provider.open``."""
         return self._open(*self._found(model, how))
 
@@ -126,7 +126,7 @@ class OnnxRuntimeProvider(Provider):
             raise ProviderError(f"{self.name} runs graphs kernel by kernel and compiles nothing ahead of time")
         self._devices(import_onnxruntime())
 
-    def compile(self, model: Path, precision: str, how: LoadOptions = DEFAULTS) -> EngineKey:
+    def compile(self, model: Path, precision: str, how: LoadOptions = DEFAULT_LOADING) -> EngineKey:
         """Compiles a graph and writes it as an EPContext model, with its key, into the bundle that the graph is in.
 
         The result is loaded once, so what this host cannot load is none.
@@ -160,11 +160,11 @@ class OnnxRuntimeProvider(Provider):
         key.write(compiled.with_suffix(".json"))
         return key
 
-    def profile(self, model: Path, how: LoadOptions = DEFAULTS) -> ProfiledSession:
+    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
         """Loads a graph with ONNX Runtime's profiler."""
         return self._open(*self._found(model, how), folder=TemporaryDirectory())
 
-    def placement(self, model: Path, how: LoadOptions = DEFAULTS) -> Sequence[PlacedNode]:
+    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
         """Which node of a graph would run where, after ONNX Runtime's optimisations."""
         return self._create(*self._found(model, how), RECORDED).placed_nodes()
 

@@ -11,7 +11,7 @@ from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import ProviderError
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
-__all__ = ["DEFAULTS", "NOTHING", "Discovery", "LoadOptions", "Provider", "suggestion"]
+__all__ = ["DEFAULT_LOADING", "NOTHING", "Discovery", "LoadOptions", "Provider", "suggestion"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -33,7 +33,7 @@ class LoadOptions:
     allow_fallback: bool = False
 
 
-DEFAULTS = LoadOptions()
+DEFAULT_LOADING = LoadOptions()
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Provider(ABC):
         return ", ".join(dict.fromkeys(devices)) or None
 
     @abstractmethod
-    def open(self, model: Path, how: LoadOptions = DEFAULTS) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads a graph.
 
         Args:
@@ -99,7 +99,7 @@ class Provider(ABC):
             ProviderError: The provider is not installed, does not know an option, or cannot run the whole graph.
         """
 
-    def profile(self, model: Path, how: LoadOptions = DEFAULTS) -> ProfiledSession:
+    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
         """Loads a graph as ``open`` does, to tell where its time goes.
 
         Raises:
@@ -107,7 +107,7 @@ class Provider(ABC):
         """
         raise ProviderError(f"{self.name} does not tell where a graph's time goes")
 
-    def placement(self, model: Path, how: LoadOptions = DEFAULTS) -> Sequence[PlacedNode]:
+    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
         """Which node of a graph would run where, if nodes may fall back to the host.
 
         Raises:

@@ -8,7 +8,7 @@ from dspark.providers.cuda_graph import OPTION, wants_graphs
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError
-from dspark.providers.provider import DEFAULTS, NOTHING, Discovery, LoadOptions, Provider
+from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
 from dspark.providers.session import Session
 from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
 from dspark.providers.tensorrt_session import TensorRtSession
@@ -41,7 +41,7 @@ class TensorRtProvider(Provider):
         except ProviderError:  # no GPU: loading an engine tells
             return None
 
-    def open(self, model: Path, how: LoadOptions = DEFAULTS) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads the engine of a graph; it needs no host threads, and nothing of it runs on the host."""
         self.check_options(how.options)
         return TensorRtSession(self.backend, model, graphs=wants_graphs(how.options))
