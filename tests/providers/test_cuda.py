@@ -186,6 +186,7 @@ class Watched:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._first: dict[int, dict[str, int]] = {}
+        self.get_inputs, self.get_outputs = session.get_inputs, session.get_outputs
         self.numbers: list[int] = []
         self.bindings = 0
 
