@@ -4,6 +4,8 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 VENV := .venv
 # The plug-in drives processors of Intel only, this build of ONNX Runtime those of any vendor.
 OPENVINO := .venv-openvino
+# ggml's plug-in wants a version of ONNX Runtime of its own.
+GGML := .venv-ggml
 BIN := $(VENV)/bin
 GPU := .venv-gpu
 CACHE := .cache
@@ -12,7 +14,7 @@ BUNDLE := $(CACHE)/smollm2
 SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl' -o -name '*.jinja')
 DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
-.PHONY: demo test test-slow test-parity test-providers test-openvino test-gpu lint format types clean
+.PHONY: demo test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types clean
 
 demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
 	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
@@ -27,7 +29,7 @@ test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5" optimum
 	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
 
-test-providers: $(VENV)/.dev $(GGUF) test-openvino ## the tests with vendors' libraries that run without their devices
+test-providers: $(VENV)/.dev $(GGUF) test-openvino test-ggml ## the tests with vendors' libraries that run without their devices
 	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx onnxruntime-ep-openvino onnxruntime-qnn
 	$(BIN)/python -m pytest --durations=10 -m "providers and not gpu"
 
@@ -35,6 +37,11 @@ test-openvino: $(GGUF) ## the whole loop on OpenVINO's CPU device
 	test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
 	$(OPENVINO)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-openvino "pytest>=8"
 	$(OPENVINO)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_openvino.py
+
+test-ggml: ## the loop with the target on ggml
+	test -x $(GGML)/bin/python || $(PYTHON) -m venv $(GGML)
+	$(GGML)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-ggml "pytest>=8"
+	$(GGML)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_ggml.py
 
 # ONNX Runtime's builds exclude each other, so this has an environment of its own.
 test-gpu: $(GGUF) ## everything that needs an NVIDIA GPU, with a table of what it measured
@@ -53,7 +60,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy -p dspark.providers -p dspark.runtime -p dspark.exporter -p dspark.configs
 
 clean:
-	rm -rf $(VENV) $(GPU) $(CACHE) build dist *.egg-info
+	rm -rf $(VENV) $(OPENVINO) $(GGML) $(GPU) $(CACHE) build dist *.egg-info
 
 # The wheel is installed, not the checkout: what is tested is what users get.
 $(VENV)/.installed: $(SOURCES)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export
-from dspark.providers import Choice, OnnxRuntimeProvider
+from dspark.providers import Choice, LoadOptions, OnnxRuntimeProvider
 from dspark.providers.tensorrt import TensorRtProvider
 from dspark.providers.tensorrt_engine import build_engine
 from dspark.providers.tensorrt_profiles import Limits
@@ -120,7 +120,8 @@ class Compilation:
         """A call of the library cannot be broken off: Ctrl-C ends it after the shape under way."""
         for count, dimensions in enumerate(plan, 1):
             tell(f"shape {count} of {len(plan)}")
-            key = provider.compile(graph, precision, self.choice.options, dimensions)
+            how = LoadOptions(options=self.choice.options, dimensions=dimensions)
+            key = provider.compile(graph, precision, how)
         return f"{key.backend} ({key.device}) with {key.version}: {len(plan)} {'shape' if len(plan) == 1 else 'shapes'}"
 
     def _limits(self, manifest: Manifest) -> Limits:

@@ -3,7 +3,7 @@
 from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
 from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin
-from dspark.providers.provider import Discovery, Provider
+from dspark.providers.provider import DEFAULT_LOADING, Discovery, LoadOptions, Provider
 from dspark.providers.registry import PROVIDERS, added_providers, find_provider
 from dspark.providers.selection import ON_CPU, Choice, Selection
 from dspark.providers.session import (
@@ -17,6 +17,7 @@ from dspark.providers.session import (
 )
 
 __all__ = [
+    "DEFAULT_LOADING",
     "ON_CPU",
     "PROVIDERS",
     "Call",
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceMonitor",
     "DeviceSession",
     "Discovery",
+    "LoadOptions",
     "NodeTime",
     "OnnxRuntimeProvider",
     "PlacedNode",

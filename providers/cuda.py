@@ -4,19 +4,22 @@ Source: onnxruntime.ai, "NVIDIA - CUDA".
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import get_ident
 from typing import Any
 
 from numpy.typing import DTypeLike
 
-from dspark.providers.cuda_memory import Cuda, CudaArray, host_array
+from dspark.providers.cuda_graph import CAPTURED_AFTER, OPTION, wants_graphs
+from dspark.providers.cuda_memory import Cuda, CudaArray
+from dspark.providers.cuda_staging import BoundArrays, Staging
 from dspark.providers.device_load import NvidiaMonitor
-from dspark.providers.errors import ProviderError, one_line
-from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider
+from dspark.providers.errors import ProviderError
+from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, import_onnxruntime
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
-from dspark.providers.provider import NOTHING
+from dspark.providers.provider import NOTHING, LoadOptions
 from dspark.providers.session import Buffer, Call
 
 __all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
@@ -25,12 +28,17 @@ __all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
 class CudaSession(OnnxRuntimeSession):
     """A graph in an ONNX Runtime session on a GPU; see ``DeviceSession``.
 
-    ONNX Runtime copies host inputs to the device when they are *bound*, so these are bound again at every run.
+    Host arrays travel through page-locked memory, all inputs in one copy and all outputs in another, so that a graph
+    finds them at the same device addresses in every run.
+
+    With CUDA graphs a call that has run a few times gets a number, under which ONNX Runtime captures its next run and
+    repeats it from then on, whatever is bound. So a call whose addresses have changed gets another number.
 
     Args:
         model: The graph's file.
         session: The ``onnxruntime.InferenceSession``.
         memory: ONNX Runtime's name of the memory that device arrays lie in.
+        graphs: Whether the session was made with CUDA graphs.
         folder: See ``OnnxRuntimeSession``.
 
     Raises:
@@ -43,12 +51,16 @@ class CudaSession(OnnxRuntimeSession):
         session: Any,
         *,
         memory: str = "cuda",
+        graphs: bool = False,
         folder: "TemporaryDirectory[str] | None" = None,
     ) -> None:
         super().__init__(model, session, folder)
         self.cache_capacity: int | None = None
         self._memory = memory
         self._cuda = Cuda()
+        self._staging = Staging(self._cuda)
+        self._numbers = iter(range(1, 1 + MOST_GRAPHS)) if graphs else None
+        self._capturer: int | None = None
 
     def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaArray:
         """Allocates an array of zeros on the device."""
@@ -57,52 +69,84 @@ class CudaSession(OnnxRuntimeSession):
     def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
         """Binds every input and the wanted outputs; see ``DeviceSession``."""
         self._check(inputs, outputs)
-        binding = self._session.io_binding()
-        host = {name: array for name, array in inputs.items() if not isinstance(array, CudaArray)}
-
-        def bind_inputs(arrays: Mapping[str, Buffer]) -> None:
-            for name, array in arrays.items():
-                self._bind_one(binding.bind_input, name, array)
-
-        bind_inputs(inputs)
-        for name, array in outputs.items():
-            self._bind_one(binding.bind_output, name, array)
-        kept = [*inputs.values(), *outputs.values()]  # the binding holds addresses, not references
-        return _CudaCall(self._model, self._session, binding, lambda: bind_inputs(host), kept)
-
-    def _bind_one(self, bind: Callable[..., None], name: str, array: Buffer) -> None:
-        if isinstance(array, CudaArray):
-            if not array.contiguous:
+        call = _CudaCall(self._run, self._session.io_binding(), inputs, outputs)
+        for name, array in {**inputs, **outputs}.items():
+            if isinstance(array, CudaArray) and not array.contiguous:
                 raise ProviderError(f"{self._model}: {name} is bound to an array with gaps")
-            place, address = self._memory, array.address
-        else:
-            place, address = "cpu", host_array(array).ctypes.data
-        try:
-            bind(name, place, 0, array.dtype.type, array.shape, address)
-        except Exception as error:  # the binding raises its own classes, which share no public base
-            raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
+            call.arrays.place(name, array, call.arrays.inputs if name in inputs else call.arrays.outputs)
+        self._staging.reserve(call.arrays)
+        self._bind(call)
+        return call
+
+    def _bind(self, call: "_CudaCall") -> None:
+        addresses = self._staging.addresses(call.arrays)
+        for name, array in call.inputs.items():
+            self._bind_one(call.binding.bind_input, name, array, addresses[name], self._memory)
+        for name, array in call.outputs.items():
+            self._bind_one(call.binding.bind_output, name, array, addresses[name], self._memory)
+        call.moves, call.options = self._staging.moves, None
+
+    def _run(self, call: "_CudaCall") -> None:
+        self._staging.upload(call.arrays)
+        if call.moves != self._staging.moves:
+            self._bind(call)
+        self._cuda.synchronize()  # ONNX Runtime has a stream of its own, for which it waits
+        self._run_binding(call.binding, self._options(call))
+        self._staging.download(call.arrays)
+
+    def _options(self, call: "_CudaCall") -> Any:
+        """Options of the call's next run: the number of its graph. Only one thread may use graphs."""
+        if self._numbers is None:
+            return None
+        call.runs += 1
+        if self._capturer is None:
+            self._capturer = get_ident()
+        if call.runs <= CAPTURED_AFTER or get_ident() != self._capturer:
+            return _run_options(NO_GRAPH)
+        if call.options is None:
+            call.options = _run_options(next(self._numbers, NO_GRAPH))
+        return call.options
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _CudaCall:
-    """A bound call; see ``Call``."""
+    """A bound call; see ``Call``.
 
-    model: Path
-    session: Any
+    Attributes:
+        execute: Runs it.
+        binding: ONNX Runtime's.
+        inputs: What it is bound to.
+        outputs: The same.
+        arrays: Where these lie.
+        moves: Of the staging memory whose addresses are bound.
+        runs: How often it has run.
+        options: Of a run as a CUDA graph.
+    """
+
+    execute: Callable[["_CudaCall"], None]
     binding: Any
-    bind_host_inputs: Callable[[], None]
-    kept: list[Buffer]
+    inputs: Mapping[str, Buffer]
+    outputs: Mapping[str, Buffer]
+    arrays: BoundArrays = field(default_factory=BoundArrays)
+    moves: int = 0
+    runs: int = 0
+    options: Any = None
 
     def run(self) -> None:
-        self.bind_host_inputs()
-        try:
-            self.binding.synchronize_inputs()
-            self.session.run_with_iobinding(self.binding)
-            self.binding.synchronize_outputs()
-        except Exception as error:
-            raise ProviderError(f"{self.model}: the graph cannot be run: {one_line(error)}") from error
+        """Copies in, computes, copies out and waits."""
+        self.execute(self)
 
 
+def _run_options(number: int) -> Any:
+    options = import_onnxruntime().RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
+
+
+MOST_GRAPHS = 128
+"""Calls that a session captures: ONNX Runtime forgets none."""
+NO_GRAPH = -1
+"""The number of runs without a graph."""
 SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})
 """What shapes are computed with: ONNX Runtime keeps these on the host beside providers that run kernel by kernel."""
 
@@ -111,15 +155,17 @@ SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Sque
 class CudaProvider(OnnxRuntimeProvider):
     """NVIDIA GPUs through ONNX Runtime's own kernels."""
 
-    def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> CudaSession:
+    def wrap(
+        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
+    ) -> CudaSession:
         """A session whose arrays may lie on the GPU."""
-        return CudaSession(model, session, folder=folder)
+        return CudaSession(model, session, graphs=wants_graphs(how.options), folder=folder)
 
     def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
         """Name of the GPU as CUDA numbers them, which environment variables change."""
         try:
-            return Cuda().device_name(int(options.get("device_id", "0")))
-        except (ProviderError, ValueError):  # no GPU, or no number: loading a graph tells
+            return Cuda().device_name()
+        except ProviderError:  # no GPU: loading a graph tells
             return None
 
 
@@ -133,9 +179,8 @@ CUDA = CudaProvider(
         {
             "arena_extend_strategy",
             "cudnn_conv_algo_search",
-            "device_id",
             "do_copy_in_default_stream",
-            "enable_cuda_graph",
+            OPTION,
             "gpu_mem_limit",
             "prefer_nhwc",
             "sdpa_kernel",

@@ -25,6 +25,7 @@ class Cuda:
     """The current device and one stream of its own.
 
     Attributes:
+        runtime: CUDA's runtime bindings.
         stream: The stream's handle.
 
     Raises:
@@ -33,11 +34,11 @@ class Cuda:
 
     def __init__(self) -> None:
         try:
-            self._runtime: Any = import_module(RUNTIME)
+            self.runtime: Any = import_module(RUNTIME)
         except ImportError as error:
             raise ProviderError(INSTALL_HINT) from error
-        self.stream = int(self.call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking))
-        weakref.finalize(self, self._runtime.cudaStreamDestroy, self.stream)
+        self.stream = int(self.call("cudaStreamCreateWithFlags", self.runtime.cudaStreamNonBlocking))
+        weakref.finalize(self, self.runtime.cudaStreamDestroy, self.stream)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the CUDA runtime; returns what it returns besides its status.
@@ -45,9 +46,9 @@ class Cuda:
         Raises:
             ProviderError: It failed.
         """
-        status, *values = getattr(self._runtime, function)(*arguments)
+        status, *values = getattr(self.runtime, function)(*arguments)
         if int(status) != 0:
-            _, text = self._runtime.cudaGetErrorString(status)
+            _, text = self.runtime.cudaGetErrorString(status)
             raise ProviderError(f"{function} failed: {text.decode()} (CUDA error {int(status)})")
         return values[0] if values else None
 
@@ -68,7 +69,7 @@ class Cuda:
         address = int(self.call("cudaMalloc", max(nbytes, 1)))
         strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
         place = Strided(address, tuple(shape), strides, dtype.itemsize)
-        array = CudaArray(self, _Memory(self._runtime.cudaFree, address), place, dtype)
+        array = CudaArray(self, _Memory(self.runtime.cudaFree, address), place, dtype)
         self.call("cudaMemsetAsync", address, 0, nbytes, self.stream)
         self.synchronize()  # others may use it on their streams
         return array
@@ -77,7 +78,7 @@ class Cuda:
         """Allocates page-locked host memory, which the device copies from and to without detours."""
         address = int(self.call("cudaMallocHost", max(nbytes, 1)))
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(memory, self._runtime.cudaFreeHost, address)
+        weakref.finalize(memory, self.runtime.cudaFreeHost, address)
         array: NDArray[np.uint8] = np.ctypeslib.as_array(memory)  # keeps the memory
         return array
 
@@ -97,7 +98,7 @@ class Cuda:
             source: Where from.
             kind: Name of the direction in ``cudaMemcpyKind``.
         """
-        direction = getattr(self._runtime.cudaMemcpyKind, kind)
+        direction = getattr(self.runtime.cudaMemcpyKind, kind)
         for (to, to_pitch), (start, pitch), width, rows in _planes(destination, source):
             self.call("cudaMemcpy2DAsync", to, to_pitch, start, pitch, width, rows, direction, self.stream)
 
@@ -111,7 +112,7 @@ class Cuda:
         self.call("cudaStreamSynchronize", self.stream)
 
     def _copy(self, destination: int, source: int, nbytes: int, kind: str) -> None:
-        direction = getattr(self._runtime.cudaMemcpyKind, kind)
+        direction = getattr(self.runtime.cudaMemcpyKind, kind)
         self.call("cudaMemcpyAsync", destination, source, nbytes, direction, self.stream)
 
 

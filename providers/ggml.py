@@ -23,7 +23,7 @@ GGML = GgmlProvider(
     name="ggml",
     aliases=("GgmlExecutionProvider",),
     execution_provider="ggml",
-    plugin=Plugin("onnxruntime_ggml", "onnxruntime-ggml", "any processor"),
+    plugin=Plugin("onnxruntime_ggml", "onnxruntime-ggml", "any processor", locate="library_path"),
     precisions=frozenset({"fp32"}),
     cache_forms=frozenset({"delta"}),
     options=frozenset({"accel", "device", "dump", "partial", "sticky", "threads", "weights"}),

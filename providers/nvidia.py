@@ -22,7 +22,6 @@ TENSORRT = OnnxRuntimeProvider(
             "trt_bf16_enable",
             "trt_builder_optimization_level",
             "trt_context_memory_sharing_enable",
-            "trt_cuda_graph_enable",
             "trt_engine_cache_enable",
             "trt_engine_cache_path",
             "trt_engine_cache_prefix",
@@ -51,7 +50,6 @@ NV_TENSORRT_RTX = OnnxRuntimeProvider(
     options=frozenset(
         {
             "device_id",
-            "enable_cuda_graph",
             "has_user_compute_stream",
             "nv_detailed_build_log",
             "nv_dump_subgraphs",

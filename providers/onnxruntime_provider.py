@@ -5,7 +5,7 @@ Sources: onnxruntime.ai, "Execution Providers" and "Using a Plugin Execution Pro
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, metadata, util
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ from typing import Any
 from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import PluginError, ProviderError, one_line
 from dspark.providers.onnxruntime_session import OnnxRuntimeSession
-from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
+from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
 __all__ = ["OnnxRuntimeProvider", "Plugin", "import_onnxruntime"]
@@ -38,14 +38,16 @@ class Plugin:
     """The package that brings an execution provider as a library.
 
     Attributes:
-        module: Its module; ``get_library_path()`` tells where the library lies.
+        module: Its module.
         distribution: Its name for pip.
         devices: What the library drives, for the error when none is there.
+        locate: The module's function that tells where the library lies.
     """
 
     module: str
     distribution: str
     devices: str
+    locate: str = "get_library_path"
 
     @property
     def installed(self) -> bool:
@@ -71,7 +73,7 @@ class Plugin:
                 return
             path = "its library"
             try:
-                path = str(import_module(self.module).get_library_path())
+                path = str(getattr(import_module(self.module), self.locate)())
                 runtime.register_execution_provider_library(name, path)
             except Exception as error:  # the binding raises its own classes, which share no public base
                 if "already registered" in str(error):  # but it drives no device here
@@ -113,18 +115,9 @@ class OnnxRuntimeProvider(Provider):
         """Name of the device; see ``Provider.device_name``."""
         return None if self.execution_provider == HOST else super().device_name(options)
 
-    def open(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads a graph, or what it was compiled into ahead of time; see ``Provider.open``."""
-        model, dimensions = self._found(model, options, dimensions)
-        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback)
+        return self._open(*self._found(model, how))
 
     def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
         """Needs the execution provider and its device, and that it does not run a graph kernel by kernel."""
@@ -133,13 +126,7 @@ class OnnxRuntimeProvider(Provider):
             raise ProviderError(f"{self.name} runs graphs kernel by kernel and compiles nothing ahead of time")
         self._devices(import_onnxruntime())
 
-    def compile(
-        self,
-        model: Path,
-        precision: str,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-    ) -> EngineKey:
+    def compile(self, model: Path, precision: str, how: LoadOptions = DEFAULT_LOADING) -> EngineKey:
         """Compiles a graph and writes it as an EPContext model, with its key, into the bundle that the graph is in.
 
         The result is loaded once, so what this host cannot load is none.
@@ -147,8 +134,7 @@ class OnnxRuntimeProvider(Provider):
         Args:
             model: The graph's file; its weights lie beside it.
             precision: Of the graph, for the key.
-            options: The provider's own options.
-            dimensions: Values of the graph's symbolic dimensions that are fixed.
+            how: How it is compiled.
 
         Returns:
             The key.
@@ -156,51 +142,31 @@ class OnnxRuntimeProvider(Provider):
         Raises:
             ProviderError: The provider is not installed, cannot compile the whole graph, or cannot load the result.
         """
-        compiled = self._compiled_file(model, dimensions)
+        compiled = self._compiled_file(model, how)
         compiled.parent.mkdir(parents=True, exist_ok=True)
         context = {
             "ep.context_enable": "1",
             "ep.context_file_path": str(compiled),
             "ep.context_embed_mode": "0",  # a file of its own may be larger than 2 GiB
         }
-        self._open(model, None, options, dimensions, config=context)
+        self._open(model, how, config=context)
         if not compiled.is_file():
             raise ProviderError(f"{model}: {self.execution_provider} does not write compiled models")
         try:
-            self._open(compiled, None, options, NO_DIMENSIONS)
+            self._open(compiled, replace(how, dimensions={}))
         except ProviderError as error:
             raise ProviderError(f"{model}: was compiled, but the result cannot be loaded: {error}") from error
-        key = EngineKey(
-            **self._built_for(options, dimensions), graph=graph_hash(model), precision=precision, layers=None
-        )
+        key = EngineKey(**self._built_for(how), graph=graph_hash(model), precision=precision, layers=None)
         key.write(compiled.with_suffix(".json"))
         return key
 
-    def profile(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> ProfiledSession:
+    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
         """Loads a graph with ONNX Runtime's profiler."""
-        model, dimensions = self._found(model, options, dimensions)
-        folder = TemporaryDirectory()
-        return self._open(model, threads, options, dimensions, allow_fallback=allow_fallback, folder=folder)
+        return self._open(*self._found(model, how), folder=TemporaryDirectory())
 
-    def placement(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-    ) -> Sequence[PlacedNode]:
+    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
         """Which node of a graph would run where, after ONNX Runtime's optimisations."""
-        model, dimensions = self._found(model, options, dimensions)
-        return self._create(model, threads, options, dimensions, RECORDED).placed_nodes()
+        return self._create(*self._found(model, how), RECORDED).placed_nodes()
 
     def default_options(self, threads: int | None) -> dict[str, str]:
         """Options that are passed unless the user gives others."""
@@ -210,7 +176,9 @@ class OnnxRuntimeProvider(Provider):
         """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
         return devices[:1], dict(options)
 
-    def wrap(self, model: Path, session: Any, folder: "TemporaryDirectory[str] | None") -> OnnxRuntimeSession:
+    def wrap(
+        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
+    ) -> OnnxRuntimeSession:
         """What the runtime sees of an ``onnxruntime.InferenceSession``."""
         return OnnxRuntimeSession(model, session, folder)
 
@@ -222,15 +190,13 @@ class OnnxRuntimeProvider(Provider):
         passed = sorted({**dict(self.defaults), **options}.items())
         return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)
 
-    def _found(
-        self, model: Path, options: Mapping[str, str], dimensions: Mapping[str, int]
-    ) -> tuple[Path, Mapping[str, int]]:
-        """What to load for a graph, and the dimensions that are still to be fixed."""
-        compiled = self._compiled_file(model, dimensions)
+    def _found(self, model: Path, how: LoadOptions) -> tuple[Path, LoadOptions]:
+        """What to load for a graph, and how; of a compiled model all dimensions are fixed already."""
+        compiled = self._compiled_file(model, how)
         if compiled.is_file():
-            key, here = EngineKey.read(compiled.with_suffix(".json")), self._built_for(options, dimensions)
+            key, here = EngineKey.read(compiled.with_suffix(".json")), self._built_for(how)
             key.check(compiled, here, f"compile it with dspark-export --compile {self.name}")
-            return compiled, NO_DIMENSIONS
+            return compiled, replace(how, dimensions={})
         engines = model.parent / ENGINES
         if engines.is_dir() and not model.is_file():
             keys = sorted(file.relative_to(engines).as_posix() for file in engines.glob(f"*/{model.stem}*.json"))
@@ -238,13 +204,13 @@ class OnnxRuntimeProvider(Provider):
                 f"{model}: is gone, and there is no {self.name}/{compiled.name} but {', '.join(keys) or 'nothing'} in "
                 f"{ENGINES}: run it with the provider that it was compiled for, or export it again"
             )
-        return model, dimensions
+        return model, how
 
-    def _compiled_file(self, model: Path, dimensions: Mapping[str, int]) -> Path:
-        sizes = "".join(f"-{name}{size}" for name, size in dimensions.items() if name.isalpha())
+    def _compiled_file(self, model: Path, how: LoadOptions) -> Path:
+        sizes = "".join(f"-{name}{size}" for name, size in how.dimensions.items() if name.isalpha())
         return model.parent / ENGINES / self.name / f"{model.stem}{sizes}.onnx"
 
-    def _built_for(self, options: Mapping[str, str], dimensions: Mapping[str, int]) -> dict[str, Any]:
+    def _built_for(self, how: LoadOptions) -> dict[str, Any]:
         """The part of a key that says where and how a compiled model may run."""
         version = f"onnxruntime {import_onnxruntime().__version__}"
         if self.plugin is not None and self.plugin.installed:
@@ -252,33 +218,30 @@ class OnnxRuntimeProvider(Provider):
         return {
             "backend": self.name,
             "version": version,
-            "device": self.compiled_device(options),
-            "profiles": {"fixed": {name: [size] * 3 for name, size in dimensions.items()}},
+            "device": self.compiled_device(how.options),
+            "profiles": {"fixed": {name: [size] * 3 for name, size in how.dimensions.items()}},
         }
 
     def _open(
         self,
         model: Path,
-        threads: int | None,
-        options: Mapping[str, str],
-        dimensions: Mapping[str, int],
+        how: LoadOptions,
         *,
-        allow_fallback: bool = False,
         folder: "TemporaryDirectory[str] | None" = None,
         config: Mapping[str, str] = NOTHING,
     ) -> OnnxRuntimeSession:
-        if allow_fallback or self.execution_provider == HOST:
-            return self._create(model, threads, options, dimensions, config, folder)
+        if how.allow_fallback or self.execution_provider == HOST:
+            return self._create(model, how, config, folder)
         if self.host_operators:
-            session = self._create(model, threads, options, dimensions, {**config, **RECORDED}, folder)
+            session = self._create(model, how, {**config, **RECORDED}, folder)
             self._refuse_fallen(model, session)
             return session
         try:
-            return self._create(model, threads, options, dimensions, {**config, **STRICT}, folder)
+            return self._create(model, how, {**config, **STRICT}, folder)
         except ProviderError as error:
             if FALLBACK_REFUSED not in str(error):
                 raise
-            self._refuse_fallen(model, self._create(model, threads, options, dimensions, RECORDED))
+            self._refuse_fallen(model, self._create(model, how, RECORDED))
             raise
 
     def _refuse_fallen(self, model: Path, session: OnnxRuntimeSession) -> None:
@@ -298,19 +261,17 @@ class OnnxRuntimeProvider(Provider):
     def _create(
         self,
         model: Path,
-        threads: int | None,
-        options: Mapping[str, str],
-        dimensions: Mapping[str, int],
+        how: LoadOptions,
         config: Mapping[str, str],
         folder: "TemporaryDirectory[str] | None" = None,
     ) -> OnnxRuntimeSession:
-        self.check_options(options)
+        self.check_options(how.options)
         runtime = import_onnxruntime()
         devices = self._devices(runtime)
         session_options = runtime.SessionOptions()
         session_options.log_severity_level = 4  # errors are raised
-        if threads is not None:
-            session_options.intra_op_num_threads = threads
+        if how.threads is not None:
+            session_options.intra_op_num_threads = how.threads
         if folder is not None:
             session_options.enable_profiling = True
             session_options.profile_file_prefix = str(Path(folder.name) / model.stem)
@@ -318,10 +279,10 @@ class OnnxRuntimeProvider(Provider):
         session_options.add_session_config_entry("session.force_spinning_stop", "1")
         for name, value in config.items():
             session_options.add_session_config_entry(name, value)
-        for name, size in dimensions.items():
+        for name, size in how.dimensions.items():
             session_options.add_free_dimension_override_by_name(name, size)
         self.configure(session_options)
-        passed = {**self.default_options(threads), **options}
+        passed = {**self.default_options(how.threads), **how.options}
         arguments: dict[str, Any] = {"enable_fallback": 0}
         try:
             if devices:
@@ -341,7 +302,7 @@ class OnnxRuntimeProvider(Provider):
                 f"{model}: {self.execution_provider} did not start, and ONNX Runtime would use "
                 f"{', '.join(session.get_providers())} instead; {self.install}"
             )
-        return self.wrap(model, session, folder)
+        return self.wrap(model, session, how, folder)
 
     def _devices(self, runtime: Any) -> Sequence[Any]:
         """The plug-in's devices; none if the provider is built into ONNX Runtime.

@@ -47,13 +47,14 @@ class OnnxRuntimeSession:
 
         def bind_inputs() -> None:
             for name, array in inputs.items():
-                self._bind_one(binding.bind_input, name, array)
+                self._bind_one(binding.bind_input, name, array, array.ctypes.data)
 
         bind_inputs()
         for name, array in outputs.items():
-            self._bind_one(binding.bind_output, name, array)
+            self._bind_one(binding.bind_output, name, array, array.ctypes.data)
+
         kept = [*inputs.values(), *outputs.values()]  # the binding holds addresses, not references
-        return _BoundCall(self._model, self._session, binding, bind_inputs if self._copies_inputs() else None, kept)
+        return _BoundCall(self._run_binding, binding, bind_inputs if self._copies_inputs() else None, kept)
 
     def _copies_inputs(self) -> bool:
         """Whether the device has memory of its own: ONNX Runtime copies inputs there when they are *bound*."""
@@ -62,11 +63,18 @@ class OnnxRuntimeSession:
         except AttributeError:  # before 1.23 it does not tell
             return True
 
-    def _bind_one(self, bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    def _bind_one(self, bind: Callable[..., None], name: str, array: Buffer, address: int, memory: str = "cpu") -> None:
+        """Binds a name to memory that has an array's shape and type."""
         try:
-            bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            bind(name, memory, 0, array.dtype.type, array.shape, address)
         except Exception as error:  # the binding raises its own classes, which share no public base
             raise ProviderError(f"{self._model}: {name} cannot be bound: {one_line(error)}") from error
+
+    def _run_binding(self, binding: Any, options: Any = None) -> None:
+        try:
+            self._session.run_with_iobinding(binding, options)
+        except Exception as error:  # as above
+            raise ProviderError(f"{self._model}: the graph cannot be run: {one_line(error)}") from error
 
     def _check(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
         """Compares what is to be bound with the graph, where the sizes that are not symbols must be the same."""
@@ -124,8 +132,7 @@ def _shown(shape: Sequence[int | str]) -> str:
 class _BoundCall:
     """A bound call; see ``Call``."""
 
-    model: Path
-    session: Any
+    execute: Callable[[Any], None]
     binding: Any
     bind_inputs: Callable[[], None] | None
     kept: list[NDArray[Any]]
@@ -133,7 +140,4 @@ class _BoundCall:
     def run(self) -> None:
         if self.bind_inputs is not None:
             self.bind_inputs()
-        try:
-            self.session.run_with_iobinding(self.binding)
-        except Exception as error:
-            raise ProviderError(f"{self.model}: the graph cannot be run: {one_line(error)}") from error
+        self.execute(self.binding)

@@ -3,7 +3,7 @@
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,10 +11,29 @@ from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import ProviderError
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
-__all__ = ["NOTHING", "NO_DIMENSIONS", "Discovery", "Provider", "suggestion"]
+__all__ = ["DEFAULT_LOADING", "NOTHING", "Discovery", "LoadOptions", "Provider", "suggestion"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a graph is loaded.
+
+    Attributes:
+        threads: Host threads; None chooses one a core.
+        options: The provider's own options.
+        dimensions: Values of the graph's symbolic dimensions that are fixed, which fixes its shapes.
+        allow_fallback: Whether nodes that the device cannot run may run on the host.
+    """
+
+    threads: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    allow_fallback: bool = False
+
+
+DEFAULT_LOADING = LoadOptions()
 
 
 @dataclass(frozen=True)
@@ -69,37 +88,18 @@ class Provider(ABC):
         return ", ".join(dict.fromkeys(devices)) or None
 
     @abstractmethod
-    def open(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads a graph.
 
         Args:
             model: The graph's file; its weights lie beside it.
-            threads: Host threads; None chooses one a core.
-            options: The provider's own options.
-            dimensions: Values of the graph's symbolic dimensions that are fixed, which fixes its shapes.
-            allow_fallback: Whether nodes that the device cannot run may run on the host.
+            how: How it is loaded.
 
         Raises:
             ProviderError: The provider is not installed, does not know an option, or cannot run the whole graph.
         """
 
-    def profile(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> ProfiledSession:
+    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
         """Loads a graph as ``open`` does, to tell where its time goes.
 
         Raises:
@@ -107,14 +107,7 @@ class Provider(ABC):
         """
         raise ProviderError(f"{self.name} does not tell where a graph's time goes")
 
-    def placement(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-    ) -> Sequence[PlacedNode]:
+    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
         """Which node of a graph would run where, if nodes may fall back to the host.
 
         Raises:

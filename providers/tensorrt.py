@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.providers.cuda_graph import OPTION, wants_graphs
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.device_load import NvidiaMonitor
 from dspark.providers.errors import ProviderError
-from dspark.providers.provider import NO_DIMENSIONS, NOTHING, Discovery, Provider
+from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
 from dspark.providers.session import Session
 from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
 from dspark.providers.tensorrt_session import TensorRtSession
@@ -40,18 +41,10 @@ class TensorRtProvider(Provider):
         except ProviderError:  # no GPU: loading an engine tells
             return None
 
-    def open(
-        self,
-        model: Path,
-        *,
-        threads: int | None,
-        options: Mapping[str, str] = NOTHING,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        allow_fallback: bool = False,
-    ) -> Session:
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads the engine of a graph; it needs no host threads, and nothing of it runs on the host."""
-        self.check_options(options)
-        return TensorRtSession(self.backend, model)
+        self.check_options(how.options)
+        return TensorRtSession(self.backend, model, graphs=wants_graphs(how.options))
 
     def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
         """Needs the library, and a GPU if it builds for the one that is there."""
@@ -66,6 +59,7 @@ TENSORRT_PROVIDER = TensorRtProvider(
     name="tensorrt",
     aliases=("trt",),
     precisions=PRECISIONS,
+    options=frozenset({OPTION}),
     install="pip install 'dspark-onnx[tensorrt]' on a host with an NVIDIA driver",
     monitor=NvidiaMonitor(),
     backend=TENSORRT,
@@ -74,6 +68,7 @@ TENSORRT_RTX_PROVIDER = TensorRtProvider(
     name="tensorrt-rtx",
     aliases=("trt-rtx",),
     precisions=PRECISIONS,
+    options=frozenset({OPTION}),
     install="pip install 'dspark-onnx[tensorrt-rtx]' on a host with an RTX GPU",
     monitor=NvidiaMonitor(),
     backend=TENSORRT_RTX,

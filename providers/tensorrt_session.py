@@ -1,5 +1,6 @@
 """Sessions that run TensorRT engines on one CUDA stream."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from dspark.providers.cuda_memory import Cuda, CudaArray, host_array
+from dspark.providers.cuda_graph import CAPTURED_AFTER, CudaGraph
+from dspark.providers.cuda_memory import Cuda, CudaArray
+from dspark.providers.cuda_staging import ALIGNMENT, BoundArrays, Staging
 from dspark.providers.errors import ProviderError
 from dspark.providers.session import Buffer, Call
 from dspark.providers.tensorrt_engine import Backend, open_engine
 
 __all__ = ["TensorRtSession"]
 
-ALIGNMENT = 256
-"""Bytes that tensors must be aligned to."""
+logger = logging.getLogger(__name__)
 
 
 class TensorRtSession:
@@ -29,12 +31,13 @@ class TensorRtSession:
     Args:
         backend: The library.
         graph: The graph's file, beside which the engine lies.
+        graphs: Whether calls that repeat become CUDA graphs.
 
     Raises:
         ProviderError: See ``open_engine``; or the device's memory is full.
     """
 
-    def __init__(self, backend: Backend, graph: Path) -> None:
+    def __init__(self, backend: Backend, graph: Path, *, graphs: bool = False) -> None:
         trt = backend.load()
         opened = open_engine(backend, graph)
         self._engine, self._errors = opened.native, opened.errors
@@ -42,11 +45,19 @@ class TensorRtSession:
         self._profiles = tuple(opened.key.profiles)
         self.cache_capacity = opened.key.cache_capacity
         self._cuda = Cuda()
-        self._context = self._engine.create_execution_context()
+        self._captures = graphs and not backend.portable
+        self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._activations: CudaArray | None = None
+        if graphs and backend.portable:  # captures by itself, when kernels for a shape are ready
+            config = self._engine.create_runtime_config()
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            self._context = self._engine.create_execution_context(config)
+        else:
+            self._context = self._engine.create_execution_context()
         if self._context is None:
             raise self._failure("the engine cannot be prepared")
-        self._staged_inputs, self._staged_outputs = _Staging(self._cuda), _Staging(self._cuda)
-        self._latest: _EngineCall | None = None
+        self._staging = Staging(self._cuda)
+        self._latest: tuple[_EngineCall, int] | None = None
         self._types: dict[str, np.dtype[Any]] = {}
         self._inputs: list[str] = []
         self._outputs: list[str] = []
@@ -66,9 +77,10 @@ class TensorRtSession:
         self._check_aliases(inputs, outputs)
         shapes = {name: tuple(array.shape) for name, array in inputs.items()}
         call = _EngineCall(self._run, self._choose_profile(shapes), shapes)
-        self._activate(call)
+        self._latest = None
+        self._set_shapes(self._context, call)
         for name in self._inputs:
-            call.place(name, inputs[name], call.inputs)
+            call.arrays.place(name, inputs[name], call.arrays.inputs)
         for name in sorted(self._outputs, key=lambda name: name not in outputs):  # the wanted ones are copied as one
             shape, dtype = tuple(self._context.get_tensor_shape(name)), self._types[name]
             array = outputs.get(name)
@@ -77,9 +89,9 @@ class TensorRtSession:
                     f"{self._name}: {name} is bound to shape {list(array.shape)}; the engine computes {list(shape)}"
                 )
             if array is None:
-                call.outputs.add(name, math.prod(shape) * dtype.itemsize)
+                call.arrays.outputs.add(name, math.prod(shape) * dtype.itemsize)
             else:
-                call.place(name, array, call.outputs)
+                call.arrays.place(name, array, call.arrays.outputs)
         return call
 
     def _check_names(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
@@ -136,22 +148,58 @@ class TensorRtSession:
         return len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
 
     def _run(self, call: "_EngineCall") -> None:
-        moved = self._staged_inputs.reserve(call.inputs.nbytes), self._staged_outputs.reserve(call.outputs.nbytes)
-        if any(moved):
+        self._staging.upload(call.arrays)
+        replay = self._replay(call) if self._captures else None
+        if replay is None:
+            self._execute(call)
+        else:
+            replay.graph.launch()
+        self._staging.download(call.arrays)
+
+    def _execute(self, call: "_EngineCall") -> None:
+        if self._latest != (call, self._staging.moves):
             self._latest = None
-        self._staged_inputs.upload(call.inputs)
-        if self._latest is not call:
-            self._activate(call)
-            self._set_addresses(call)
+            self._set_shapes(self._context, call)
+            self._set_addresses(self._context, call)
+            self._latest = call, self._staging.moves
         if not self._context.execute_async_v3(self._cuda.stream):
             self._latest = None
             raise self._failure("the engine cannot be run")
-        self._staged_outputs.download(call.outputs)
 
-    def _activate(self, call: "_EngineCall") -> None:
+    def _replay(self, call: "_EngineCall") -> "_Replay | None":
+        """The call's graph, captured when it has run a few times and when its addresses have changed since."""
+        call.runs += 1
+        if call.runs > CAPTURED_AFTER and (call.replay is None or call.replay.moves != self._staging.moves):
+            call.replay = None
+            try:
+                call.replay = self._capture(call)
+            except ProviderError as error:
+                logger.warning("%s: runs without CUDA graphs: %s", self._name, error)
+                self._captures = False
+        return call.replay
+
+    def _capture(self, call: "_EngineCall") -> "_Replay":
+        """A graph belongs to the context that it was captured from, so each call gets one; they share their memory."""
+        size = self._engine.device_memory_size_v2
+        if self._activations is None:
+            self._activations = self._cuda.zeros((size,), np.uint8)
+        context = self._engine.create_execution_context(self._user_managed)
+        if context is None:
+            raise self._failure("the engine cannot be prepared")
+        context.set_device_memory(self._activations.address, size)
+        self._set_shapes(context, call)
+        self._set_addresses(context, call)
+
+        def enqueue() -> None:
+            if not context.execute_async_v3(self._cuda.stream):
+                raise self._failure("the engine cannot be run")
+
+        enqueue()  # what TensorRT puts off until shapes are used must not be captured
+        return _Replay(CudaGraph(self._cuda, enqueue), context, self._staging.moves)
+
+    def _set_shapes(self, context: Any, call: "_EngineCall") -> None:
         """Chooses the profile, which forgets all shapes, and sets them."""
-        self._latest = None
-        context, stream = self._context, self._cuda.stream
+        stream = self._cuda.stream
         if context.active_optimization_profile != call.profile and not context.set_optimization_profile_async(
             call.profile, stream
         ):
@@ -160,16 +208,10 @@ class TensorRtSession:
             if not context.set_input_shape(name, shape):
                 raise self._failure(f"{name} cannot have shape {list(shape)}")
 
-    def _set_addresses(self, call: "_EngineCall") -> None:
-        addresses = {
-            **{name: array.address for name, array in call.resident.items()},
-            **self._staged_inputs.addresses(call.inputs),
-            **self._staged_outputs.addresses(call.outputs),
-        }
-        for name, address in addresses.items():
-            if not self._context.set_tensor_address(name, address):
+    def _set_addresses(self, context: Any, call: "_EngineCall") -> None:
+        for name, address in self._staging.addresses(call.arrays).items():
+            if not context.set_tensor_address(name, address):
                 raise self._failure(f"{name} cannot be bound to device memory")
-        self._latest = call
 
     def _failure(self, what: str) -> ProviderError:
         """An error with what the library has said of it."""
@@ -178,92 +220,41 @@ class TensorRtSession:
         return ProviderError(f"{self._name}: {what}: {said}")
 
 
-@dataclass
-class _Layout:
-    """Tensors of a call side by side in a block of memory.
-
-    Attributes:
-        nbytes: Size of the block.
-        copied: Bytes at its beginning that are copied.
-        offsets: Where each tensor begins.
-        arrays: The host arrays of those that are copied.
-    """
-
-    nbytes: int = 0
-    copied: int = 0
-    offsets: dict[str, int] = field(default_factory=dict)
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
-
-    def add(self, name: str, nbytes: int) -> None:
-        """Adds a tensor that stays on the device."""
-        self.offsets[name] = self.nbytes
-        self.nbytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-    def add_copied(self, name: str, array: NDArray[Any]) -> None:
-        """Adds a tensor that is copied from or to a host array; these come first."""
-        self.add(name, array.nbytes)
-        self.arrays[name] = array
-        self.copied = self.nbytes
-
-
 @dataclass(eq=False)
 class _EngineCall:
-    """A bound call; see ``Call``."""
+    """A bound call; see ``Call``.
+
+    Attributes:
+        execute: Runs it.
+        profile: Index of its profile.
+        shapes: Of its inputs.
+        arrays: What it is bound to.
+        runs: How often it has run.
+        replay: Its CUDA graph.
+    """
 
     execute: Callable[["_EngineCall"], None]
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
-    resident: dict[str, CudaArray] = field(default_factory=dict)
-    inputs: _Layout = field(default_factory=_Layout)
-    outputs: _Layout = field(default_factory=_Layout)
-
-    def place(self, name: str, array: Buffer, layout: _Layout) -> None:
-        """Leaves a device array where it is, and makes room for a host array."""
-        if isinstance(array, CudaArray):
-            self.resident[name] = array
-        else:
-            layout.add_copied(name, host_array(array))
+    arrays: BoundArrays = field(default_factory=BoundArrays)
+    runs: int = 0
+    replay: "_Replay | None" = None
 
     def run(self) -> None:
         """Copies in, computes, copies out and waits."""
         self.execute(self)
 
 
-class _Staging:
-    """A block of page-locked host memory and one of the device, which all calls of a session use in turn."""
+@dataclass(frozen=True)
+class _Replay:
+    """A captured call.
 
-    def __init__(self, cuda: Cuda) -> None:
-        self._cuda = cuda
-        self._pinned = cuda.pinned(ALIGNMENT)
-        self._device = cuda.zeros((ALIGNMENT,), np.uint8)
+    Attributes:
+        graph: Its graph.
+        context: What it was captured from, which must live as long and not change.
+        moves: Of the staging memory whose addresses were captured.
+    """
 
-    def reserve(self, nbytes: int) -> bool:
-        """Makes room; returns whether the blocks are others now."""
-        if nbytes <= self._device.nbytes:
-            return False
-        self._pinned = self._cuda.pinned(nbytes)
-        self._device = self._cuda.zeros((nbytes,), np.uint8)
-        return True
-
-    def addresses(self, layout: _Layout) -> dict[str, int]:
-        """Where each tensor lies on the device."""
-        return {name: self._device.address + offset for name, offset in layout.offsets.items()}
-
-    def upload(self, layout: _Layout) -> None:
-        """Begins to copy the host arrays to the device."""
-        for name, array in layout.arrays.items():
-            self._part(layout, name)[:] = array.reshape(-1).view(np.uint8)
-        if layout.copied:
-            self._cuda.upload(self._device.address, self._pinned, layout.copied)
-
-    def download(self, layout: _Layout) -> None:
-        """Copies from the device to the host arrays, when all before it is done."""
-        if layout.copied:
-            self._cuda.download(self._pinned, self._device.address, layout.copied)
-        self._cuda.synchronize()
-        for name, array in layout.arrays.items():
-            array.reshape(-1).view(np.uint8)[:] = self._part(layout, name)
-
-    def _part(self, layout: _Layout, name: str) -> NDArray[np.uint8]:
-        first = layout.offsets[name]
-        return self._pinned[first : first + layout.arrays[name].nbytes]
+    graph: CudaGraph
+    context: Any
+    moves: int

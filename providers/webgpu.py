@@ -22,7 +22,6 @@ WEBGPU = OnnxRuntimeProvider(
         {
             "dawnBackendType",
             "deviceId",
-            "enableGraphCapture",
             "enableInt64",
             "forceCpuNodeNames",
             "maxStorageBufferBindingSize",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dspark.providers.session import DeviceSession, Session
 from dspark.runtime.bundle import CacheInfo, Manifest
 
-__all__ = ["TOKEN_STEP", "KeyValueCache", "fixed_capacity", "host_zeros", "make_cache"]
+__all__ = ["TOKEN_STEP", "KeyValueCache", "common_allocator", "fixed_capacity", "host_zeros", "make_cache"]
 
 TOKEN_STEP = 64
 """Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
@@ -162,13 +162,17 @@ def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) 
         sessions: Its graphs.
         slots: Requests it has room for; a bundle of fixed shapes has its own number.
     """
-    readers = [session for name, session in sessions.items() if name != "head"]
-    device = [session.device_array for session in readers if isinstance(session, DeviceSession)]
-    allocate = device[0] if len(device) == len(readers) else host_zeros
+    allocate = common_allocator([session for name, session in sessions.items() if name != "head"], host_zeros)
     shapes = manifest.shapes
     if shapes is not None:
         return KeyValueCache(manifest.caches, shapes.batch, allocate, capacities=shapes.capacities)
     return KeyValueCache(manifest.caches, slots, allocate, fixed_capacity(sessions) or TOKEN_STEP)
+
+
+def common_allocator(sessions: Sequence[Session], on_host: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes arrays that all of the graphs read or write: on the device if they run on one, else on the host."""
+    device = [session.device_array for session in sessions if isinstance(session, DeviceSession)]
+    return device[0] if len(device) == len(sessions) else on_host
 
 
 def fixed_capacity(sessions: Mapping[str, Session]) -> int | None:

@@ -32,7 +32,7 @@ from dspark.runtime.cli_options import (
 from dspark.runtime.conversation import Conversation
 from dspark.runtime.cost import check_cost_folder, cost_key, write_costs
 from dspark.runtime.cost_report import draw_profile, show_profile
-from dspark.runtime.display import notices, show_bundle, show_placement, show_providers
+from dspark.runtime.display import notices, show_bundle, show_engines, show_placement, show_providers
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.cli import calibrate, compare, evaluate
 from dspark.runtime.evaluation.report import check_report
@@ -44,7 +44,7 @@ from dspark.runtime.load_report import load_table, write_load_report
 from dspark.runtime.options import SpeculationOptions
 from dspark.runtime.pictures import can_draw
 from dspark.runtime.profiling import full_grid, measure
-from dspark.runtime.provider_report import placement, provider_rows
+from dspark.runtime.provider_report import engine_rows, placement, provider_rows
 from dspark.runtime.request import Completion, Request
 from dspark.runtime.rows import completion_row, parse_row, read_rows, refused
 from dspark.runtime.sampling import SamplingParams
@@ -208,7 +208,7 @@ def inspect(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Shows what a bundle holds, or where its graphs' nodes run."""
+    """Shows what a bundle holds and what it was compiled for, or where its graphs' nodes run."""
     if not show_nodes:
         refuse_given({"--provider": provider, "--threads": threads}, "needs --placement")
     opened = Bundle.open(bundle, check_hashes=False)
@@ -220,9 +220,10 @@ def inspect(
         else:
             show_placement(nodes, Console())
     elif as_json:
-        print(opened.manifest.model_dump_json(indent=2))
+        print(json.dumps({**opened.manifest.model_dump(mode="json"), "engines": engine_rows(opened)}, indent=2))
     else:
         show_bundle(opened.manifest, read_calibration(opened), Console())
+        show_engines(engine_rows(opened), Console())
 
 
 @app.command()

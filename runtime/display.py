@@ -13,7 +13,7 @@ from dspark.providers import PlacedNode
 from dspark.runtime.bundle import CacheInfo, Manifest, SourceFile
 from dspark.runtime.calibration import Calibration
 
-__all__ = ["key_value_table", "notices", "show_bundle", "show_placement", "show_providers"]
+__all__ = ["key_value_table", "notices", "show_bundle", "show_engines", "show_placement", "show_providers"]
 
 
 def notices(console: Console) -> Callable[[str], None]:
@@ -77,6 +77,17 @@ def show_bundle(manifest: Manifest, calibration: Calibration | None, console: Co
     console.print(f"Precision: {precision}. Made by {made_by}.", highlight=False, markup=False)
 
 
+def show_engines(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Prints a table of what was compiled ahead of time, if there is any."""
+    if not rows:
+        return
+    table = Table("Graph", "Provider", "Device", "Version", "Shapes", title="Compiled", title_justify="left")
+    for row in rows:
+        shapes = "\n".join(f"{name}: {_ranges(ranges)}" for name, ranges in row["profiles"].items())
+        table.add_row(row["of"], *(escape(row[key]) for key in ("backend", "device", "version")), escape(shapes))
+    console.print(table)
+
+
 def show_providers(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints a table of providers, the ones that can be used first."""
     table = Table("Provider", "Devices", "Load", "Precisions", "Shapes", title="Usable", title_justify="left")
@@ -108,6 +119,14 @@ def _load(load: Mapping[str, Any]) -> str:
     busy = "" if load["utilisation"] is None else f"{load['utilisation']:.0%} busy"
     free = "" if load["free_bytes"] is None else f"{load['free_bytes'] / 1e9:.1f} GB free"
     return ", ".join(filter(None, (busy, free)))
+
+
+def _ranges(ranges: Mapping[str, Sequence[int]]) -> str:
+    """Least and largest values of a shape's symbols."""
+    values = (
+        f"{symbol} {low}" if low == high else f"{symbol} {low}–{high}" for symbol, (low, _, high) in ranges.items()
+    )
+    return ", ".join(values) or "any"
 
 
 def _cache(cache: CacheInfo) -> str:

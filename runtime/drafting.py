@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dspark.providers.session import Call, Session
 from dspark.runtime.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo, StaticShapes
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache import KeyValueCache, common_allocator
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, MASKED, context_names, delta_names
 from dspark.runtime.target import DRAFT, Verification, causal_bias, new_rows, past_bias
@@ -182,12 +182,13 @@ class BlockDrafter:
         context = dict(inputs)
         for index, arrays in enumerate(self._cache.layers(DRAFT, slice(0, requests))):
             context.update(zip(context_names(index), arrays, strict=True))
+        zeros = common_allocator([self._session, self._head_session], np.zeros)  # the host does not look at these
         drafted: dict[str, NDArray[Any]] = {
-            "hidden": np.zeros((requests, info.draft_length, info.hidden_size), np.float32),
-            "base_logits": np.zeros((requests, info.draft_length, info.choices), np.float32),
+            "hidden": zeros((requests, info.draft_length, info.hidden_size), np.float32),
+            "base_logits": zeros((requests, info.draft_length, info.choices), np.float32),
         }
         if info.top_k is not None:
-            drafted[CANDIDATES] = np.zeros((requests, info.draft_length, info.top_k), np.int64)
+            drafted[CANDIDATES] = zeros((requests, info.draft_length, info.top_k), np.int64)
         sampled = _Sampled(info, self._vocabulary, requests, confidence=self._head.confidence != "none")
         head_inputs = {**drafted, "anchor_ids": inputs["anchor_ids"], **sampled.inputs}
         return _Block(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dspark.providers import ON_CPU, Choice, NodeTime, ProfiledSession, Selection
+from dspark.providers import ON_CPU, LoadOptions, NodeTime, ProfiledSession, Provider, Selection
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.display import notices
@@ -106,9 +106,8 @@ def profile_graphs(
     unprofiled = partial(open_sessions, bundle, selection, names, threads, check_hashes=None)
     costs = find_costs(plan, bundle, selection, threads, 1, unprofiled, notices(console))
 
-    def load(choice: Choice, name: str) -> ProfiledSession:
-        fallback, model = selection.allow_fallback, bundle.graph(name)
-        return choice.provider.profile(model, threads=threads, options=choice.options, allow_fallback=fallback)
+    def load(provider: Provider, name: str, how: LoadOptions) -> ProfiledSession:
+        return provider.profile(bundle.graph(name), how)
 
     sessions = load_graphs(bundle, selection, load, names, threads, check_hashes=None)
     limit = serving.context_length(longest_text(manifest, sessions))

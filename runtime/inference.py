@@ -4,14 +4,14 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from dspark.providers import PROVIDERS, Choice, Provider, ProviderError, Selection, Session
+from dspark.providers import PROVIDERS, Choice, LoadOptions, Provider, ProviderError, Selection, Session
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.cache import KeyValueCache, fixed_capacity, make_cache
@@ -388,17 +388,11 @@ def open_sessions(
     """``load_graphs`` to run them, on one provider or on the selected ones."""
     selection = provider if isinstance(provider, Selection) else Selection.of(provider)
 
-    def load(choice: Choice, name: str) -> Session:
+    def load(provider: Provider, name: str, how: LoadOptions) -> Session:
         def load_shape(dimensions: Dimensions) -> Session:
-            return choice.provider.open(
-                bundle.graph(name),
-                threads=threads,
-                options=choice.options,
-                dimensions=dimensions,
-                allow_fallback=selection.allow_fallback,
-            )
+            return provider.open(bundle.graph(name), replace(how, dimensions=dimensions))
 
-        if choice.provider.needs_static_shapes(choice.options):
+        if provider.needs_static_shapes(how.options):
             return FixedShapeSession(name, graph_dimensions(bundle.manifest, name), load_shape)
         return load_shape({})
 
@@ -408,7 +402,7 @@ def open_sessions(
 def load_graphs(
     bundle: Bundle,
     selection: Selection,
-    load: Callable[[Choice, str], Loaded],
+    load: Callable[[Provider, str, LoadOptions], Loaded],
     names: Sequence[str],
     threads: int | None,
     check_hashes: bool | None,
@@ -418,7 +412,7 @@ def load_graphs(
     Args:
         bundle: The bundle.
         selection: Runs the graphs.
-        load: Loads the graph of a name with the choice that may run it.
+        load: Loads the graph of a name with a provider that may run it.
         names: The graphs to load.
         threads: See ``DSparkInference.load``.
         check_hashes: See ``Bundle.open``.
@@ -433,14 +427,18 @@ def load_graphs(
         raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
     fitting = {name: fitting_choices(bundle, selection, name) for name in names}
 
+    def load_with(choice: Choice, name: str) -> Loaded:
+        how = LoadOptions(threads, choice.options, allow_fallback=selection.allow_fallback)
+        return load(choice.provider, name, how)
+
     def load_first(name: str) -> Loaded:
         *others, last = fitting[name]
         for choice in others:
             try:
-                return load(choice, name)
+                return load_with(choice, name)
             except ProviderError as error:
                 logger.warning("%s: %s is passed over: %s", name, choice.provider.name, error)
-        return load(last, name)
+        return load_with(last, name)
 
     with ThreadPoolExecutor() as pool:
         checked = pool.submit(bundle.check_hashes, check_hashes)

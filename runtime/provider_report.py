@@ -1,20 +1,34 @@
-"""What ``dspark-run providers`` and ``dspark-run inspect --placement`` tell."""
+"""What ``dspark-run providers`` and ``dspark-run inspect`` tell of devices and of what was compiled for them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from dspark.providers import PROVIDERS, Choice, PlacedNode, Provider, ProviderError, Selection, added_providers
+from dspark.providers import PROVIDERS, LoadOptions, PlacedNode, Provider, ProviderError, Selection, added_providers
+from dspark.providers.engine_key import ENGINES, EngineKey
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.fixed_shapes import graph_dimensions
 from dspark.runtime.inference import load_graphs
 
-__all__ = ["placement", "provider_rows"]
+__all__ = ["engine_rows", "placement", "provider_rows"]
 
 
 def provider_rows() -> list[dict[str, Any]]:
     """Every provider, those of other packages last: what it takes, its devices and their load, why it is unusable."""
     return [*map(_row, PROVIDERS), *(_added_row(name, provider) for name, provider in added_providers().items())]
+
+
+def engine_rows(bundle: Bundle) -> list[dict[str, Any]]:
+    """What was compiled ahead of time: for each part its graph and its key.
+
+    Raises:
+        ProviderError: A key is damaged.
+    """
+    rows = []
+    for name in bundle.manifest.precision:
+        for file in sorted(bundle.path.glob(f"{ENGINES}/*/{bundle.graph(name).stem}*.json")):
+            rows.append({"file": file.relative_to(bundle.path).as_posix(), "of": name, **asdict(EngineKey.read(file))})
+    return rows
 
 
 def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapping[str, Sequence[PlacedNode]]:
@@ -25,12 +39,10 @@ def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapp
     """
     names = list(bundle.manifest.precision)
 
-    def load(choice: Choice, name: str) -> Sequence[PlacedNode]:
-        static = choice.provider.needs_static_shapes(choice.options)
+    def load(provider: Provider, name: str, how: LoadOptions) -> Sequence[PlacedNode]:
+        static = provider.needs_static_shapes(how.options)
         dimensions = graph_dimensions(bundle.manifest, name)[-1] if static else {}
-        return choice.provider.placement(
-            bundle.graph(name), threads=threads, options=choice.options, dimensions=dimensions
-        )
+        return provider.placement(bundle.graph(name), replace(how, dimensions=dimensions))
 
     return load_graphs(bundle, selection, load, names, threads, check_hashes=False)
 

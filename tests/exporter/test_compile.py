@@ -8,18 +8,21 @@ import onnx_ir as ir
 import pytest
 
 from dspark.exporter.compile import Compilation
-from dspark.exporter.export import prepare
+from dspark.exporter.export import Static, export_bundle, prepare
+from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, ProviderError, Selection, find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
 from dspark.runtime.fixed_shapes import graph_dimensions
 from dspark.runtime.inference import open_sessions
+from dspark.runtime.provider_report import engine_rows
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
 from tests.providers.fake_onnxruntime import FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
 from tests.providers.test_compiled_models import MINE
+from tests.runtime.command_line import runner
 
 
 @pytest.fixture
@@ -43,7 +46,10 @@ def test_every_graph_gets_an_engine(
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
     assert len(told) == 3
     assert "Compiled target for Fake GPU (sm90) with tensorrt 11.4.0: 3 layers, profiles draft, extension" in told[0]
-    Bundle.open(output)
+    inspected = runner(monkeypatch, capsys)("inspect", output).out.partition("Compiled")[2]
+    assert [inspected.count(f"│ {graph} ") for graph in ("target", "drafter", "head")] == [1, 1, 1]
+    for text in ("tensorrt", "Fake GPU", "11.4.0", "draft: B 1–3, T", "S 1–128"):
+        assert text in inspected
 
 
 def test_a_graph_that_cannot_be_compiled_leaves_no_bundle(
@@ -85,6 +91,11 @@ def test_every_graph_is_compiled_in_every_shape(
     bundle = Bundle.open(output)
     planned = [sizes for graph in bundle.manifest.precision for sizes in graph_dimensions(bundle.manifest, graph)]
     assert sorted(map(str, shapes)) == sorted(map(str, planned))
+    found = engine_rows(bundle)
+    assert [row["of"] for row in found] == ["target"] * 4 + ["drafter"] * 2 + ["head"]
+    assert {(row["backend"], row["device"], row["version"]) for row in found} == {
+        ("qnn", "backend_type=htp, soc_model=60", keys[0].version)
+    }
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
     assert [line.partition(": ")[2].partition(",")[0] for line in told] == ["4 shapes", "2 shapes", "1 shape"]
     for name in ("target.onnx", "drafter.onnx", "head.onnx", "weights.bin"):
@@ -96,6 +107,27 @@ def test_every_graph_is_compiled_in_every_shape(
     assert {file.parent for file in runtime.loaded} == {moved / "engines" / "qnn"}
     with pytest.raises(ProviderError, match=r"soc_model=60', but here it is 'backend_type=htp, soc_model=61'"):
         open_sessions(opened, Selection.parse("qnn:soc_model=61"), ["head"], 1, check_hashes=None)
+
+
+def test_every_shape_is_told_and_an_interrupt_leaves_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qnn = find_provider("qnn")
+    fake_onnxruntime.install(monkeypatch, qnn, libraries={"/vendor/plugin.so": [FakeDevice("QNNExecutionProvider")]})
+    fp16 = PrecisionProfile.of(Precision.FP16)
+    static = Static(1, 16, (64, 128))
+    output = tmp_path / "bundle"
+    export = prepare(GOLDEN / "qwen3_target", None, output, precision=fp16, cache_form="delta", static=static)
+    phases: list[str] = []
+
+    def tell(phase: str) -> None:
+        phases.append(phase)
+        if "3 of 4" in phase:
+            raise KeyboardInterrupt
+
+    compilation = Compilation.of(Choice.parse("qnn"), export)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(export, compile_graphs=lambda folder, manifest: compilation.run(folder, manifest, tell))
+    assert phases == [f"Compiling target: shape {number} of 4" for number in (1, 2, 3)]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_provider_of_another_package_compiles_without_a_change_here(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import Choice, ProviderError
+from dspark.providers import Choice, LoadOptions, ProviderError
 from dspark.providers.cuda import CUDA
+from dspark.providers.cuda_graph import CAPTURED_AFTER, OPTION
 from dspark.providers.cuda_memory import Cuda
 from dspark.providers.session import DeviceSession
 from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.gpu
 
 TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 6e-2}
 """Of logits, as a share of the largest: float32 may be rounded to TF32 by a GPU, bfloat16 has 8 bits."""
-GPU = [(name, precision) for name in ("cuda", "tensorrt", "tensorrt-rtx") for precision in ("fp16", "bf16")]
+NAMES = ("cuda", "tensorrt", "tensorrt-rtx")
+GPU = [(name, precision) for name in NAMES for precision in ("fp16", "bf16")]
+WITH_GRAPHS = [(f"{name}:{OPTION}=1", "fp16") for name in NAMES]
 PROMPTS = ("Give three reasons why the sky is blue.", "Write a haiku about the sea.", "What is 17 times 23?")
 NEW_TOKENS = 48
 
@@ -100,7 +103,7 @@ def speed(completions: Sequence[Completion]) -> str:
 
 
 @pytest.mark.parametrize("model", ["golden", "smollm2"])
-@pytest.mark.parametrize(("provider", "precision"), [("cpu", "fp32"), ("cuda", "fp32"), *GPU])
+@pytest.mark.parametrize(("provider", "precision"), [("cpu", "fp32"), ("cuda", "fp32"), *GPU, *WITH_GRAPHS])
 def test_the_loop(
     model: str,
     provider: str,
@@ -109,7 +112,7 @@ def test_the_loop(
     add_row: Callable[..., None],
 ) -> None:
     require(provider)
-    bundle, reference = exported(model, provider, precision), exported(model, "cpu", "fp32")
+    bundle, reference = exported(model, provider.partition(":")[0], precision), exported(model, "cpu", "fp32")
     ids = DSparkInference.load(reference).encode(PROMPTS[0])
     expected, found = logits(reference, "cpu", ids), logits(bundle, provider, ids)
     off = float(np.abs(found - expected).max() / np.abs(expected).max())
@@ -147,16 +150,19 @@ def test_device_memory() -> None:
     np.testing.assert_array_equal(array.read(), values)
 
 
-def test_a_cache_on_the_device_is_written_in_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_a_cache_on_the_device_is_written_in_place(graphs: str, tmp_path: Path) -> None:
     require("cuda")
-    session = CUDA.open(in_place_graph(tmp_path), threads=None)
+    session = CUDA.open(in_place_graph(tmp_path), LoadOptions(options={OPTION: graphs}))
     assert isinstance(session, DeviceSession)
     cache = session.device_array((3, 2, 8, 4), np.float32)
     part = cache[1:3]
     new, row, total = np.zeros((2, 2, 1, 4), np.float32), np.zeros(2, np.int64), np.zeros((), np.float32)
     call = session.bind({"past": part, "new": new, "row": row}, {"present": part, "total": total})
-    for step in range(3):
-        new[:], row[:] = step + 1, step
+    rows = [0] * 8
+    for step in range(CAPTURED_AFTER + 3):
+        new[:], row[:] = step + 1, step % 8
+        rows[step % 8] = step + 1
         call.run()
-        assert total == 16 * sum(range(step + 2))
-    assert cache.read()[:, 0, :, 0].tolist() == [[0] * 8, *[[1, 2, 3, 0, 0, 0, 0, 0]] * 2]
+        assert total == 16 * sum(rows)
+    assert cache.read()[:, 0, :, 0].tolist() == [[0] * 8, rows, rows]

@@ -8,7 +8,7 @@ import pytest
 
 from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import ProviderError, find_provider
+from dspark.providers import LoadOptions, ProviderError, find_provider
 from dspark.runtime import DSparkInference, SamplingParams
 
 pytestmark = [pytest.mark.providers, pytest.mark.slow]
@@ -63,7 +63,7 @@ def test_dynamic_shapes_are_not_placed(bundle: Callable[[str], Path]) -> None:
     """Strict placement fails and names the nodes that would run on the host; fixed shapes pass."""
     model, qnn = bundle("dspark_vanilla") / "target.onnx", find_provider("qnn")
     with pytest.raises(ProviderError, match=r"qnn cannot run \d+ of the graph's nodes: .*--allow-fallback") as raised:
-        qnn.open(model, threads=None)
+        qnn.open(model)
     assert "layers.0/" in str(raised.value) or "rope/" in str(raised.value)
     fixed = {"B": 1, "T": 6, "N": 6, "K": 6, "S": 64, "S+T": 70}
-    assert {node.provider for node in qnn.placement(model, threads=None, dimensions=fixed)} == {"QNNExecutionProvider"}
+    assert {node.provider for node in qnn.placement(model, LoadOptions(dimensions=fixed))} == {"QNNExecutionProvider"}

@@ -21,6 +21,10 @@ class Kind(IntEnum):
     cudaMemcpyDeviceToDevice = 3  # noqa: N815
 
 
+class CaptureMode(IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1  # noqa: N815
+
+
 class FakeCuda:
     """Stands for the module ``cuda.bindings.runtime``.
 
@@ -29,21 +33,30 @@ class FakeCuda:
         pinned: The same of page-locked host memory.
         events: What was enqueued and waited for, in order.
         room: Bytes that can still be allocated on the device.
+        capturable: Whether captures succeed.
+        graphs: Executable graphs that are alive: what they do.
     """
 
     cudaStreamNonBlocking = 1  # noqa: N815
     cudaMemcpyKind = Kind  # noqa: N815
+    cudaStreamCaptureMode = CaptureMode  # noqa: N815
 
     def __init__(self) -> None:
         self.device: dict[int, int] = {}
         self.pinned: dict[int, int] = {}
         self.events: list[tuple[Any, ...]] = []
         self.room = 1 << 30
+        self.capturable = True
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.capturing: list[Callable[[], None]] | None = None
         self._buffers: dict[int, Any] = {}
         self._queue: list[Callable[[], None]] = []
 
     def enqueue(self, stream: int, work: Callable[[], None], *event: Any) -> None:
         assert stream == STREAM, "everything belongs on the one stream"
+        if self.capturing is not None:  # nothing is done, and events say nothing of what happened
+            self.capturing.append(work)
+            return
         self.events.append(event)
         self._queue.append(work)
 
@@ -59,6 +72,7 @@ class FakeCuda:
         return (0,)
 
     def cudaMalloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
+        assert self.capturing is None, "allocations break a capture off"
         if nbytes > self.room:
             return 2, 0
         self.room -= nbytes
@@ -109,7 +123,41 @@ class FakeCuda:
             self.cudaMemsetAsync(address + index * pitch, value, width, stream)
         return (0,)
 
+    def cudaStreamBeginCapture(self, stream: int, mode: CaptureMode) -> tuple[int]:  # noqa: N802
+        assert stream == STREAM
+        assert mode == CaptureMode.cudaStreamCaptureModeThreadLocal, "other threads may allocate meanwhile"
+        assert self.capturing is None
+        self.capturing = []
+        self.events.append(("capture",))
+        return (0,)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[int, Any]:  # noqa: N802
+        assert stream == STREAM
+        assert self.capturing is not None
+        captured, self.capturing = self.capturing, None
+        return (0, captured) if self.capturable else (901, None)
+
+    def cudaGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> tuple[int, int]:  # noqa: N802
+        assert flags == 0
+        handle = 1000 + len(self.events)
+        self.graphs[handle] = list(graph)
+        return 0, handle
+
+    def cudaGraphDestroy(self, graph: list[Callable[[], None]]) -> tuple[int]:  # noqa: N802
+        graph.clear()
+        return (0,)
+
+    def cudaGraphLaunch(self, executable: int, stream: int) -> tuple[int]:  # noqa: N802
+        graph = list(self.graphs[executable])
+        self.enqueue(stream, lambda: [work() for work in graph] and None, "launch")
+        return (0,)
+
+    def cudaGraphExecDestroy(self, executable: int) -> tuple[int]:  # noqa: N802
+        del self.graphs[executable]
+        return (0,)
+
     def cudaStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
+        assert self.capturing is None, "waiting breaks a capture off"
         self.enqueue(stream, lambda: None, "synchronize")
         self._finish()
         return (0,)
@@ -122,7 +170,7 @@ class FakeCuda:
         return 0, SimpleNamespace(name=b"Fake GPU", major=9, minor=0)
 
     def cudaGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
-        return 0, {2: b"out of memory"}[status]
+        return 0, {2: b"out of memory", 901: b"operation failed due to a previous error during capture"}[status]
 
     def _finish(self) -> None:
         for work in self._queue:

@@ -139,6 +139,6 @@ def install(
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
     for each in PROVIDERS:
         if isinstance(each, OnnxRuntimeProvider) and each.plugin is not None:
-            module = SimpleNamespace(get_library_path=lambda: "/vendor/plugin.so", __spec__=object())
+            module = SimpleNamespace(**{each.plugin.locate: lambda: "/vendor/plugin.so"}, __spec__=object())
             monkeypatch.setitem(sys.modules, each.plugin.module, module if each is provider else None)
     return runtime

@@ -39,6 +39,7 @@ class FakeEngine:
         self.contexts: list[FakeContext] = []
         self.names = [*OUTPUTS, *INPUTS]
         self.num_io_tensors = len(self.names)
+        self.device_memory_size_v2 = 4096
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -56,29 +57,49 @@ class FakeEngine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return "past" if self.in_place and name == "present" else None
 
-    def create_execution_context(self) -> "FakeContext":
-        self.contexts.append(FakeContext(self))
+    def create_runtime_config(self) -> Any:
+        return SimpleNamespace(cuda_graph_strategy="DISABLED")
+
+    def create_execution_context(self, how: Any = "STATIC") -> "FakeContext":
+        self.contexts.append(FakeContext(self, how))
         return self.contexts[-1]
 
 
 class FakeContext:
-    """Checks what a real context trusts its caller with."""
+    """Checks what a real context trusts its caller with.
 
-    def __init__(self, engine: FakeEngine) -> None:
+    Attributes:
+        settled: Whether it has run since its shapes were set, after which runs can be captured.
+        captured: Whether one was, after which nothing of it may change.
+    """
+
+    def __init__(self, engine: FakeEngine, how: Any) -> None:
         self.engine = engine
+        self.how = how
+        self.memory: tuple[int, int] | None = None
+        self.settled = self.captured = False
         self.active_optimization_profile = 0
         self.shapes: dict[str, Shape] = {}
         self.addresses: dict[str, int] = {}
 
+    def set_device_memory(self, address: int, nbytes: int) -> None:
+        assert self.how == "USER_MANAGED"
+        assert address % 256 == 0
+        assert nbytes >= self.engine.device_memory_size_v2
+        self.memory = address, nbytes
+
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        assert not self.captured
         self.engine.cuda.enqueue(stream, lambda: None, "profile", profile)
         self.active_optimization_profile = profile
         self.shapes.clear()
         return True
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
+        assert not self.captured
         self.engine.cuda.events.append(("shape", name, shape))
         self.shapes[name] = shape
+        self.settled = False
         low, _, high = self.engine.get_tensor_profile_shape(name, self.active_optimization_profile)
         return all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
 
@@ -89,11 +110,21 @@ class FakeContext:
         return tuple(sizes[symbol] for symbol in (INPUTS | OUTPUTS)[name])  # type: ignore[operator]
 
     def set_tensor_address(self, name: str, address: int) -> bool:
+        assert not self.captured
         self.engine.cuda.events.append(("address", name))
         self.addresses[name] = address
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
+        if self.how == "USER_MANAGED":
+            assert self.memory is not None
+            assert self.engine.cuda.within(*self.memory, self.engine.cuda.device)
+        if self.engine.cuda.capturing is None:
+            assert not self.captured
+            self.settled = True
+        else:
+            assert self.settled, "what TensorRT puts off would be captured"
+            self.captured = True
         tensors = {}
         for name in self.engine.names:
             shape, dtype = self.get_tensor_shape(name), np.dtype(nptype(self.engine.get_tensor_dtype(name)))
@@ -171,6 +202,8 @@ class FakeTensorRt:
     __version__ = "11.4.0"
     TensorIOMode = Mode
     NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
+    ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED")
+    CudaGraphStrategy = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE")
     nptype = staticmethod(nptype)
 
     class ILogger:
@@ -218,5 +251,6 @@ class FakeTensorRt:
 def install(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, *, in_place: bool = False) -> FakeTensorRt:
     """Makes the fake the module that providers import."""
     fake = FakeTensorRt(cuda, in_place=in_place)
-    monkeypatch.setitem(sys.modules, "tensorrt", fake)
+    for module in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, module, fake)
     return fake

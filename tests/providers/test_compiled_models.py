@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.providers import OnnxRuntimeProvider, ProviderError, find_provider
+from dspark.providers import LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
 from tests.providers import fake_onnxruntime
 from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
 
@@ -43,7 +43,7 @@ def graph(tmp_path: Path) -> Path:
 
 
 def test_a_compiled_model_and_its_key_lie_in_the_providers_folder(runtime: FakeOnnxRuntime, graph: Path) -> None:
-    MINE.compile(graph, "fp16", {"chip": "8"}, SIZES)
+    MINE.compile(graph, "fp16", LoadOptions(options={"chip": "8"}, dimensions=SIZES))
     folder = graph.parent / "engines" / "mine"
     assert {file.name for file in folder.iterdir()} == {"target-B1-S64.onnx", "target-B1-S64.json"}
     assert json.loads((folder / "target-B1-S64.json").read_text()) == {
@@ -70,19 +70,19 @@ def test_a_compiled_model_and_its_key_lie_in_the_providers_folder(runtime: FakeO
 
 
 def test_it_runs_in_another_folder_without_its_graph(runtime: FakeOnnxRuntime, graph: Path, tmp_path: Path) -> None:
-    MINE.compile(graph, "fp16", dimensions=SIZES)
+    MINE.compile(graph, "fp16", LoadOptions(dimensions=SIZES))
     graph.unlink()
     graph.parent.rename(tmp_path / "moved")
     moved = tmp_path / "moved" / "target.onnx"
     for use in (MINE.open, MINE.profile, MINE.placement):
-        use(moved, threads=None, options={"verbose": "1"}, dimensions=SIZES)  # what only matters now is free
+        use(moved, LoadOptions(options={"verbose": "1"}, dimensions=SIZES))  # what only matters now is free
         assert runtime.loaded[-1] == moved.parent / "engines" / "mine" / "target-B1-S64.onnx"
         assert not runtime.sessions[-1][0].dimensions
 
 
 def test_without_a_compiled_model_the_graph_is_loaded(runtime: FakeOnnxRuntime, graph: Path) -> None:
-    MINE.compile(graph, "fp16", dimensions=SIZES)
-    MINE.open(graph, threads=None, dimensions={"B": 1, "S": 128, "S+T": 134})
+    MINE.compile(graph, "fp16", LoadOptions(dimensions=SIZES))
+    MINE.open(graph, LoadOptions(dimensions={"B": 1, "S": 128, "S+T": 134}))
     assert runtime.loaded[-1] == graph
 
 
@@ -98,11 +98,11 @@ def test_without_a_compiled_model_the_graph_is_loaded(runtime: FakeOnnxRuntime, 
 def test_one_for_something_else_is_refused_with_both_values(
     field: str, there: object, here: str, runtime: FakeOnnxRuntime, graph: Path
 ) -> None:
-    MINE.compile(graph, "fp16", dimensions=SIZES)
+    MINE.compile(graph, "fp16", LoadOptions(dimensions=SIZES))
     key = graph.parent / "engines" / "mine" / "target-B1-S64.json"
     key.write_text(json.dumps({**json.loads(key.read_text()), field: there}))
     with pytest.raises(ProviderError, match=rf"but here it is {here}; compile it with .* --compile mine$") as raised:
-        MINE.open(graph, threads=None, dimensions=SIZES)
+        MINE.open(graph, LoadOptions(dimensions=SIZES))
     assert f"target-B1-S64.onnx: built for {field} {there!r}, " in str(raised.value)
 
 
@@ -111,10 +111,10 @@ def test_another_version_and_another_device_are_refused(install: Install, graph:
     install(built_in=("MineExecutionProvider",))
     MINE.compile(graph, "fp16")
     with pytest.raises(ProviderError, match=r"built for device 'chip=7', but here it is 'chip=8'"):
-        MINE.open(graph, threads=None, options={"chip": "8"})
+        MINE.open(graph, LoadOptions(options={"chip": "8"}))
     install(built_in=("MineExecutionProvider",), __version__="1.33.0")
     with pytest.raises(ProviderError, match=r"for version 'onnxruntime 1\.32\.0', but here it is 'onnxruntime 1\.33"):
-        MINE.open(graph, threads=None)
+        MINE.open(graph)
 
 
 def test_the_version_of_a_plug_in_counts(install: Install, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +123,10 @@ def test_the_version_of_a_plug_in_counts(install: Install, graph: Path, monkeypa
     install(qnn, libraries={"/vendor/plugin.so": [FakeDevice("QNNExecutionProvider")]})
     monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "2.7.0")
     assert qnn.compile(graph, "fp16").version == "onnxruntime 1.32.0, onnxruntime-qnn 2.7.0"
-    qnn.open(graph, threads=None, options={"htp_performance_mode": "burst"})
+    qnn.open(graph, LoadOptions(options={"htp_performance_mode": "burst"}))
     monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "2.8.0")
     with pytest.raises(ProviderError, match=r"onnxruntime-qnn 2\.7\.0', but here it is '.*onnxruntime-qnn 2\.8\.0'"):
-        qnn.open(graph, threads=None)
+        qnn.open(graph)
 
 
 def test_a_key_that_is_gone_or_damaged(runtime: FakeOnnxRuntime, graph: Path) -> None:
@@ -135,14 +135,14 @@ def test_a_key_that_is_gone_or_damaged(runtime: FakeOnnxRuntime, graph: Path) ->
     for damage in (lambda: key.write_text("{}"), key.unlink):
         damage()
         with pytest.raises(ProviderError, match=r"target\.json: is no key of an engine"):
-            MINE.open(graph, threads=None)
+            MINE.open(graph)
 
 
 def test_a_graph_that_is_gone_and_was_compiled_for_others(runtime: FakeOnnxRuntime, graph: Path) -> None:
-    MINE.compile(graph, "fp16", dimensions=SIZES)
+    MINE.compile(graph, "fp16", LoadOptions(dimensions=SIZES))
     graph.unlink()
     with pytest.raises(ProviderError) as raised:
-        find_provider("cpu").open(graph, threads=None)
+        find_provider("cpu").open(graph)
     assert str(raised.value) == (
         f"{graph}: is gone, and there is no cpu/target.onnx but mine/target-B1-S64.json in engines: "
         "run it with the provider that it was compiled for, or export it again"
@@ -198,10 +198,10 @@ def test_code_for_a_gpu_is_for_its_model(install: Install, graph: Path) -> None:
         install(openvino, libraries={"/vendor/plugin.so": drives})
 
     devices("Arc A770")
-    options = {"device_type": "GPU"}
-    assert openvino.compile(graph, "fp16", options).device == "device_type=GPU (Arc A770)"
+    gpu = LoadOptions(options={"device_type": "GPU"})
+    assert openvino.compile(graph, "fp16", gpu).device == "device_type=GPU (Arc A770)"
     devices("Arc B580")
     expected = r"built for device 'device_type=GPU \(Arc A770\)', but here it is 'device_type=GPU \(Arc B580\)'"
     with pytest.raises(ProviderError, match=expected):
-        openvino.open(graph, threads=None, options=options)
+        openvino.open(graph, gpu)
     assert openvino.compile(graph, "fp16").device == "device_type=CPU"

@@ -4,11 +4,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from dspark.providers import OnnxRuntimeProvider, ProviderError, added_providers, find_provider
+from dspark.providers import (
+    DEFAULT_LOADING,
+    LoadOptions,
+    OnnxRuntimeProvider,
+    Provider,
+    ProviderError,
+    Session,
+    added_providers,
+    find_provider,
+)
+from dspark.providers.cpu import CPU
 from dspark.runtime import DSparkInference, SamplingParams
 from tests.runtime.command_line import runner
 
@@ -45,7 +56,7 @@ def test_a_package_adds_a_provider_without_a_change_here(golden_bundle: Callable
     provider = find_provider("Plain-CPU")
     assert isinstance(provider, OnnxRuntimeProvider)
     bundle = golden_bundle("dspark_vanilla")
-    plain, optimised = (each.placement(bundle / "drafter.onnx", threads=1) for each in (provider, find_provider("cpu")))
+    plain, optimised = (each.placement(bundle / "drafter.onnx") for each in (provider, find_provider("cpu")))
     assert len(plain) > len(optimised)  # ONNX Runtime's optimisations remove nodes
     params = SamplingParams(max_new_tokens=16)
     outputs = [
@@ -66,6 +77,42 @@ def test_it_is_listed_and_suggested(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_it_is_gone_with_its_package() -> None:
     with pytest.raises(ProviderError, match="Unknown provider 'plain-cpu'"):
         find_provider("plain-cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRuntime(Provider):
+    """What a package for another runtime than ONNX Runtime has to write; here it borrows the CPU provider's session."""
+
+    opened: list[Path]
+
+    def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
+        self.check_options(how.options)
+        self.opened.append(model)
+        return CPU.open(model, LoadOptions(how.threads))
+
+
+def test_another_runtime_needs_a_session_and_nothing_else(
+    golden_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = OtherRuntime(name="other", precisions=frozenset({"fp32"}), options=frozenset({"speed"}), opened=[])
+    monkeypatch.setattr("dspark.providers.registry.added_providers", lambda: {"other": other})
+    bundle, params = golden_bundle("dspark_vanilla"), SamplingParams(max_new_tokens=16)
+    outputs = [
+        DSparkInference.load(bundle, provider=provider, threads=1).generate(["tead "], params)[0].token_ids
+        for provider in ("target=other:speed=2", "cpu")
+    ]
+    assert outputs[0] == outputs[1]
+    assert [file.name for file in other.opened] == ["target.onnx"]
+    run = runner(monkeypatch, capsys)
+    profile = ("bench", bundle, "--profile-graph", "--scheduler", "fixed", "--provider", "other")
+    for arguments, message in (
+        (("inspect", bundle, "--placement", "--provider", "other"), "other does not tell where a graph's nodes run"),
+        (profile, "other does not tell where a graph's time goes"),
+    ):
+        result = run(*arguments)
+        assert (result.code, result.error) == (1, f"error: {message}\n")
+    with pytest.raises(ProviderError, match="other compiles nothing ahead of time"):
+        other.require_compiler()
 
 
 WRONG = {

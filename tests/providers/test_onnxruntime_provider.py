@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from dspark.providers import PROVIDERS, OnnxRuntimeProvider, PluginError, ProviderError, Selection, find_provider
+from dspark.providers import (
+    PROVIDERS,
+    LoadOptions,
+    OnnxRuntimeProvider,
+    PluginError,
+    ProviderError,
+    Selection,
+    find_provider,
+)
 from tests.providers import fake_onnxruntime
 from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
 
@@ -56,7 +64,7 @@ def test_a_provider_built_into_onnx_runtime(provider: OnnxRuntimeProvider, insta
     runtime = install(built_in=(provider.execution_provider,))
     assert provider.discover().problem is None
     option = min(provider.options - set(dict(provider.defaults)))
-    provider.open(MODEL, threads=3, options={option: "7"}, dimensions={"B": 2})
+    provider.open(MODEL, LoadOptions(threads=3, options={option: "7"}, dimensions={"B": 2}))
     (options, providers), *_ = runtime.sessions
     assert providers == [(provider.execution_provider, {**dict(provider.defaults), option: "7"})]
     assert options.added is None
@@ -80,8 +88,8 @@ def test_a_provider_that_a_library_brings(provider: OnnxRuntimeProvider, install
     device = FakeDevice(provider.execution_provider, ep_metadata={"ov_device": "CPU"})
     runtime = install(provider, libraries={"/vendor/plugin.so": [device, FakeDevice("another", "GPU")]})
     assert provider.discover().devices == ("CPU (Vendor)",)
-    provider.open(MODEL, threads=None)
-    provider.open(MODEL, threads=None)
+    provider.open(MODEL)
+    provider.open(MODEL)
     assert runtime.registered == {provider.execution_provider: "/vendor/plugin.so"}  # once
     (options, providers), *_ = runtime.sessions
     assert providers is None
@@ -96,10 +104,10 @@ def test_openvino_takes_the_device_that_is_named(install: Install) -> None:
     openvino = find_provider("openvino")
     devices = [FakeDevice("OpenVINOExecutionProvider", kind, {"ov_device": kind}) for kind in ("CPU", "GPU", "NPU")]
     runtime = install(openvino, libraries={"/vendor/plugin.so": devices})
-    openvino.open(MODEL, threads=None, options={"device_type": "gpu", "load_config": "{}"})
+    openvino.open(MODEL, LoadOptions(options={"device_type": "gpu", "load_config": "{}"}))
     assert runtime.sessions[0][0].added == ([devices[1]], {"load_config": "{}"})
     with pytest.raises(ProviderError, match=r"openvino: there is no device 'GPU\.1'; there are: CPU, GPU, NPU"):
-        openvino.open(MODEL, threads=None, options={"device_type": "GPU.1"})
+        openvino.open(MODEL, LoadOptions(options={"device_type": "GPU.1"}))
     assert [openvino.needs_static_shapes({"device_type": kind}) for kind in ("CPU", "npu", "GPU")] == [0, 1, 0]
 
 
@@ -108,13 +116,13 @@ def test_threads_are_passed_to_those_that_have_their_own(install: Install) -> No
         provider = find_provider(name)
         assert isinstance(provider, OnnxRuntimeProvider)
         runtime = install(built_in=(provider.execution_provider,))
-        provider.open(MODEL, threads=3)
+        provider.open(MODEL, LoadOptions(threads=3))
         assert '"3"' in json.dumps(runtime.sessions[0][1]).replace("\\", "")
 
 
 def test_openvino_built_into_onnx_runtime_takes_it_as_an_option(install: Install) -> None:
     runtime = install(built_in=("OpenVINOExecutionProvider",))
-    find_provider("openvino").open(MODEL, threads=None, options={"device_type": "GPU"})
+    find_provider("openvino").open(MODEL, LoadOptions(options={"device_type": "GPU"}))
     exact = {"EXECUTION_MODE_HINT": "ACCURACY"}
     ((name, options),) = runtime.sessions[0][1]
     assert (name, options["device_type"]) == ("OpenVINOExecutionProvider", "GPU")
@@ -128,7 +136,7 @@ def test_qnn_takes_the_device_of_its_backend(options: Mapping[str, str], kind: s
     qnn = find_provider("qnn")
     devices = [FakeDevice("QNNExecutionProvider", each) for each in ("CPU", "GPU", "NPU")]
     runtime = install(qnn, libraries={"/vendor/plugin.so": devices})
-    qnn.open(MODEL, threads=None, options=options)
+    qnn.open(MODEL, LoadOptions(options=options))
     added = runtime.sessions[0][0].added
     assert added is not None
     assert [device.kind for device in added[0]] == [kind]
@@ -141,7 +149,7 @@ def test_qnn_takes_the_device_of_its_backend(options: Mapping[str, str], kind: s
 def test_a_provider_that_is_absent_is_no_silent_cpu(provider: OnnxRuntimeProvider, install: Install) -> None:
     install(built_in=("AzureExecutionProvider",))
     with pytest.raises(ProviderError) as raised:
-        provider.open(MODEL, threads=None)
+        provider.open(MODEL)
     message = str(raised.value)
     assert "is not in this ONNX Runtime (AzureExecutionProvider, CPUExecutionProvider)" in message
     assert provider.install in message
@@ -151,7 +159,7 @@ def test_a_provider_that_is_absent_is_no_silent_cpu(provider: OnnxRuntimeProvide
 def test_a_device_that_is_absent_is_no_silent_cpu(install: Install) -> None:
     install(built_in=("CUDAExecutionProvider",), started=False)
     with pytest.raises(ProviderError, match=r"CUDAExecutionProvider did not start, .* CPUExecutionProvider instead"):
-        find_provider("cuda").open(MODEL, threads=None)
+        find_provider("cuda").open(MODEL)
 
 
 def test_a_library_without_a_device_says_what_it_drives(install: Install) -> None:
@@ -159,7 +167,7 @@ def test_a_library_without_a_device_says_what_it_drives(install: Install) -> Non
     install(openvino, libraries={"/vendor/plugin.so": []})
     for _ in range(2):  # it is registered by then
         with pytest.raises(ProviderError, match=r"onnxruntime-ep-openvino .* no device that it drives \(.*Intel"):
-            openvino.open(MODEL, threads=None)
+            openvino.open(MODEL)
 
 
 @pytest.mark.parametrize("provider", PLUGINS, ids=lambda provider: provider.name)
@@ -170,7 +178,7 @@ def test_a_library_for_another_runtime_is_named_with_both_versions(
     monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "9.8.7")
     assert provider.plugin is not None
     with pytest.raises(PluginError) as raised:
-        provider.open(MODEL, threads=None)
+        provider.open(MODEL)
     expected = f"/vendor/plugin.so: {provider.plugin.distribution} 9.8.7 cannot be loaded by ONNX Runtime 1.32.0: "
     assert str(raised.value).startswith(expected)
     assert "API version [29]" in str(raised.value)
@@ -192,23 +200,23 @@ def test_nodes_that_would_fall_are_named_and_nothing_falls(provider: OnnxRuntime
         state = {"built_in": (provider.execution_provider,)}
     runtime = install(provider, fallen=FALLEN, **state)
     with pytest.raises(ProviderError) as raised:
-        provider.open(MODEL, threads=None)
+        provider.open(MODEL)
     message = str(raised.value)
     assert f"{provider.name} cannot run 14 of the graph's nodes: layers.0/mlp/Sigmoid_7 (Sigmoid), " in message
     assert "and 2 more" in message
     assert "--allow-fallback" in message
-    provider.open(MODEL, threads=None, allow_fallback=True)
+    provider.open(MODEL, LoadOptions(allow_fallback=True))
     assert "session.disable_cpu_ep_fallback" not in runtime.sessions[-1][0].config
-    where = {node.name: node.provider for node in provider.placement(MODEL, threads=None)}
+    where = {node.name: node.provider for node in provider.placement(MODEL)}
     assert where == {"taken": provider.execution_provider, **dict.fromkeys(dict(FALLEN), "CPUExecutionProvider")}
 
 
 def test_shapes_may_be_computed_on_the_host_beside_providers_that_run_kernel_by_kernel(install: Install) -> None:
     install(built_in=("CUDAExecutionProvider",), fallen=[("rope/Shape_1", "Shape"), ("rope/Concat_2", "Concat")])
-    find_provider("cuda").open(MODEL, threads=None)
+    find_provider("cuda").open(MODEL)
     install(built_in=("CUDAExecutionProvider",), fallen=[("rope/Shape_1", "Shape"), ("mlp/Gemm_2", "Gemm")])
     with pytest.raises(ProviderError, match=r"cuda cannot run 1 of the graph's nodes: mlp/Gemm_2 \(Gemm\); "):
-        find_provider("cuda").open(MODEL, threads=None)
+        find_provider("cuda").open(MODEL)
 
 
 @pytest.mark.parametrize("provider", [*PLUGINS, *BUILT_IN], ids=lambda provider: provider.name)
@@ -216,5 +224,5 @@ def test_an_unknown_option_is_refused_with_the_known_ones(provider: OnnxRuntimeP
     install(built_in=(provider.execution_provider,))
     known = max(provider.options, key=len)
     with pytest.raises(ProviderError, match=rf"{provider.name} has no option '{known}x'; it has: .*{known}") as raised:
-        provider.open(MODEL, threads=None, options={f"{known}x": "1"})
+        provider.open(MODEL, LoadOptions(options={f"{known}x": "1"}))
     assert f"Did you mean {known!r}?" in str(raised.value)

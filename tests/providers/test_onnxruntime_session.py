@@ -47,7 +47,7 @@ class Doubling:
     def bind_output(self, name: str, device: str, index: int, dtype: Any, shape: Any, address: int) -> None:
         self._output = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
 
-    def run_with_iobinding(self, binding: "Doubling") -> None:
+    def run_with_iobinding(self, binding: "Doubling", options: None) -> None:
         self._output[:] = 2 * self._array()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dspark.providers import PROVIDERS, DSparkError, OnnxRuntimeProvider, ProviderError, find_provider
+from dspark.providers import PROVIDERS, DSparkError, LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
 
 ROOT = Path(__file__).parents[2]
 GoldenBundle = Callable[[str], Path]
@@ -50,7 +50,7 @@ def test_a_provider_that_this_build_lacks_is_no_silent_cpu(head: Path) -> None:
         name="lacking", execution_provider="NoSuchExecutionProvider", precisions=frozenset(), install="pip install it"
     )
     with pytest.raises(ProviderError, match=r"NoSuchExecutionProvider is not in .*; pip install it") as raised:
-        lacking.open(head, threads=1)
+        lacking.open(head, LoadOptions(threads=1))
     assert lacking.discover().problem == str(raised.value)
     for name in onnxruntime.get_available_providers():
         assert name in str(raised.value)
@@ -59,7 +59,7 @@ def test_a_provider_that_this_build_lacks_is_no_silent_cpu(head: Path) -> None:
 def test_without_onnx_runtime_the_error_names_the_extras(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ProviderError, match="ONNX Runtime is not installed") as raised:
-        find_provider("cpu").open(head, threads=1)
+        find_provider("cpu").open(head, LoadOptions(threads=1))
     message = str(raised.value)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     runtimes = [extra for extra, needs in extras.items() if any(need.startswith("onnxruntime") for need in needs)]
@@ -74,14 +74,14 @@ def test_a_graph_that_cannot_be_read_is_named(content: bytes | None, tmp_path: P
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ProviderError, match=r"broken\.onnx: CPUExecutionProvider cannot load the graph"):
-        find_provider("cpu").open(file, threads=1)
+        find_provider("cpu").open(file, LoadOptions(threads=1))
 
 
 def test_a_graph_without_its_weights_is_named(golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     file = tmp_path / "target.onnx"
     file.write_bytes((golden_bundle("dflash") / "target.onnx").read_bytes())
     with pytest.raises(ProviderError, match=r"target\.onnx.*cannot load the graph"):
-        find_provider("cpu").open(file, threads=1)
+        find_provider("cpu").open(file, LoadOptions(threads=1))
 
 
 def test_errors_have_one_root() -> None:
@@ -89,7 +89,7 @@ def test_errors_have_one_root() -> None:
 
 
 def test_arrays_that_do_not_fit_the_graph_are_told(head: Path) -> None:
-    session = find_provider("cpu").open(head, threads=1)
+    session = find_provider("cpu").open(head, LoadOptions(threads=1))
     inputs = {
         "hidden": np.zeros((1, 5, 64), np.float32),
         "base_logits": np.zeros((1, 5, 160), np.float32),
@@ -113,7 +113,7 @@ def test_arrays_that_do_not_fit_the_graph_are_told(head: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2, None])
 def test_a_bound_call_reads_and_writes_the_same_arrays(threads: int | None, head: Path) -> None:
     """The head of a DFlash drafter takes the likeliest token of each slot."""
-    session = find_provider("cpu").open(head, threads=threads)
+    session = find_provider("cpu").open(head, LoadOptions(threads=threads))
     logits, tokens = np.zeros((2, 5, 160), np.float32), np.zeros((2, 5), np.int64)
     call = session.bind(
         {

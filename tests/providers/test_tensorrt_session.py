@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import DeviceSession, ProviderError
-from dspark.providers.tensorrt_engine import TENSORRT
+from dspark.providers import DeviceSession, LoadOptions, ProviderError, find_provider
+from dspark.providers.cuda_graph import CAPTURED_AFTER
+from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
 from dspark.providers.tensorrt_session import TensorRtSession
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_cuda import FakeCuda
@@ -24,23 +25,29 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def session(
-    folder: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, in_place: bool = False
+    folder: Path,
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    in_place: bool = False,
+    graphs: bool = False,
+    backend: Backend = TENSORRT,
 ) -> TensorRtSession:
     fake = fake_tensorrt.install(monkeypatch, cuda, in_place=in_place)
-    engines = folder / "engines" / "sm90"
+    engines = folder / "engines" / backend.device()[0]
     engines.mkdir(parents=True)
     (engines / "target.engine").write_bytes(b"engine")
     key = {
-        "backend": "tensorrt",
+        "backend": backend.name,
         "version": fake.__version__,
-        "device": "Fake GPU (sm90)",
+        "device": backend.device()[1],
         "graph": "",
         "precision": "fp16",
         "layers": 3,
         "profiles": fake_tensorrt.PROFILES,
     }
     (engines / "target.json").write_text(json.dumps(key))
-    return TensorRtSession(TENSORRT, folder / "target.onnx")
+    return TensorRtSession(backend, folder / "target.onnx", graphs=graphs)
 
 
 def inputs(batch: int = 2, width: int = 1, capacity: int = 8) -> Arrays:
@@ -256,3 +263,132 @@ def test_staging_memory_does_not_grow_with_calls(
     for call in calls:
         call.run()
     assert (cuda.device, cuda.pinned) == (device, pinned)
+
+
+# --- CUDA graphs ---
+
+
+def names(cuda: FakeCuda) -> list[str]:
+    return [event[0] for event in cuda.events]
+
+
+REPLAYED = ["HostToDevice", "launch", "DeviceToHost", "synchronize"]
+
+
+def test_a_call_that_repeats_is_captured_and_launched(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True)
+    given, results = inputs(), outputs()
+    call = opened.bind(given, results)
+    rng = np.random.default_rng(0)
+    for number in range(CAPTURED_AFTER + 3):
+        cuda.events.clear()
+        given["x"][:] = rng.normal(size=(2, 1))
+        given["row"][:] = number % 8
+        call.run()
+        np.testing.assert_allclose(results["y"], expected(given), rtol=1e-6)
+        assert results["count"].tolist() == [number % 8 + 1] * 2
+        if number < CAPTURED_AFTER:
+            assert "execute" in names(cuda)
+            assert "launch" not in names(cuda)
+        elif number == CAPTURED_AFTER:  # one run settles the new context before it is captured
+            assert [name for name in names(cuda) if name in ("execute", "capture", "launch")] == [
+                *("execute", "capture", "launch")
+            ]
+        else:
+            assert names(cuda) == REPLAYED
+
+
+def test_graphs_of_calls_take_turns_and_end_with_them(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True)
+    bound = [(given := inputs(batch), results := outputs(batch), opened.bind(given, results)) for batch in (1, 2)]
+    for number in range(2 * CAPTURED_AFTER + 4):
+        given, results, call = bound[number % 2]
+        given["x"][:] = number
+        call.run()
+        np.testing.assert_allclose(results["y"], expected(given))
+    assert len(cuda.graphs) == 2
+    contexts = fake_engine().contexts[1:]
+    assert len({context.memory for context in contexts}) == 1  # they take turns, so one piece will do
+    del bound, call
+    opened.bind(inputs(3), outputs(3)).run()  # the session knows its latest call
+    assert not cuda.graphs
+
+
+def test_a_graph_is_captured_again_when_its_addresses_have_changed(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True)
+    given, results = inputs(1), outputs(1)
+    call = opened.bind({**given, "past": opened.device_array((1, 8), np.float32)}, results)
+    for _ in range(CAPTURED_AFTER + 1):
+        call.run()
+    opened.bind(inputs(1), outputs(1)).run()  # has one more host array, so the staging memory is too small
+    cuda.events.clear()
+    given["x"][:] = 5
+    call.run()
+    assert names(cuda).count("capture") == 1
+    assert results["y"].tolist() == [[10]]
+    cuda.events.clear()
+    given["x"][:] = 6
+    call.run()
+    assert names(cuda) == REPLAYED
+    assert results["y"].tolist() == [[12]]
+    assert len(cuda.graphs) == 1
+
+
+def test_a_cache_is_written_in_place_by_a_graph(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that settles a context and the graph's first one write the same."""
+    opened = session(tmp_path, cuda, monkeypatch, in_place=True, graphs=True)
+    given, results = inputs(1, 1, 16), outputs(1)
+    cache = opened.device_array((1, 16), np.float32)
+    call = opened.bind({**given, "past": cache}, {**results, "present": cache})
+    for step in range(CAPTURED_AFTER + 3):
+        given["x"][:] = step + 1
+        given["row"][:] = step
+        call.run()
+    np.testing.assert_array_equal(cache.read()[0, : CAPTURED_AFTER + 3], np.arange(1, CAPTURED_AFTER + 4))
+
+
+def test_an_engine_that_cannot_be_captured_runs_as_before(
+    tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True)
+    cuda.capturable = False
+    given, results = inputs(), outputs()
+    call = opened.bind(given, results)
+    for number in range(CAPTURED_AFTER + 3):
+        given["x"][:] = number
+        call.run()
+        np.testing.assert_allclose(results["y"], expected(given))
+    assert names(cuda).count("capture") == 1  # it is not tried again
+    (told,) = caplog.messages
+    assert "target (tensorrt): runs without CUDA graphs: cudaStreamEndCapture failed: operation failed" in told
+
+
+def test_tensorrt_for_rtx_captures_by_itself(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True, backend=TENSORRT_RTX)
+    (context,) = fake_engine().contexts
+    assert context.how.cuda_graph_strategy == "WHOLE_GRAPH_CAPTURE"
+    call = opened.bind(inputs(), outputs())
+    for _ in range(CAPTURED_AFTER + 3):
+        call.run()
+    assert "capture" not in names(cuda)
+
+
+def test_graphs_are_an_option(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    session(tmp_path, cuda, monkeypatch)
+    model, provider = tmp_path / "target.onnx", find_provider("tensorrt")
+    for value, captures in (("0", 0), ("1", 1)):
+        call = provider.open(model, LoadOptions(options={"enable_cuda_graph": value})).bind(inputs(), outputs())
+        cuda.events.clear()
+        for _ in range(CAPTURED_AFTER + 1):
+            call.run()
+        assert names(cuda).count("capture") == captures
+    with pytest.raises(ProviderError, match="enable_cuda_graph is 'yes'; it must be 0 or 1"):
+        provider.open(model, LoadOptions(options={"enable_cuda_graph": "yes"}))

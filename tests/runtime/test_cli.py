@@ -377,7 +377,7 @@ def test_inspect(run: Run, golden_bundle: GoldenBundle) -> None:
         for text in described:
             assert text in result.out
         manifest = json.loads((golden_bundle(name) / "manifest.json").read_text())
-        assert json.loads(run("inspect", golden_bundle(name), "--json").out) == manifest
+        assert json.loads(run("inspect", golden_bundle(name), "--json").out) == {**manifest, "engines": []}
 
 
 @pytest.mark.parametrize(("option", "value"), [("--provider", "cpu"), ("--threads", "1")])
