@@ -1,6 +1,6 @@
 """Schedulers that know what a step costs on this device."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class HardwareScheduler(Scheduler):
     def __init__(self, costs: RoundCosts, rates: AcceptanceRates | None) -> None:
         self._costs = costs
         self._rates = rates
-        self._pauses: defaultdict[tuple[bool, int], DraftPause] = defaultdict(DraftPause)
+        self._pauses: dict[bool, dict[int, DraftPause]] = {True: {}, False: {}}
         self._pause = DraftPause()
         self._plain = self._planned = 1.0
         self._repeatable = False
@@ -54,7 +54,7 @@ class HardwareScheduler(Scheduler):
     def drafts(self, batch: Batch) -> bool:
         """Not while drafting pauses because it did not pay for about as many requests."""
         self._repeatable = not batch.greedy.all()
-        self._pause = self._pauses[self._repeatable, batch.requests.bit_length()]
+        self._pause = self._pause_for(batch.requests)
         (self._plain,) = self._step(batch, np.zeros(1, np.int64), np.ones(1, np.int64))
         return super().drafts(batch) and self._pause.over()
 
@@ -86,6 +86,14 @@ class HardwareScheduler(Scheduler):
         self._pause.record(len(rounds), tokens, self._planned / self._plain, slowness)
         if self._rates is not None:
             self._rates.update(rounds)
+
+    def _pause_for(self, requests: int) -> DraftPause:
+        """The pause for about as many requests."""
+        pauses, size = self._pauses[self._repeatable], requests.bit_length()
+        if size not in pauses:
+            nearest = max((known for known in pauses if known < size), default=None)
+            pauses[size] = DraftPause(pauses[nearest] if nearest is not None else None)
+        return pauses[size]
 
     def _step(self, batch: Batch, verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:
         return self._costs.step_seconds(batch.requests, batch.context_length, verified, longest)

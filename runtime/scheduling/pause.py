@@ -24,12 +24,15 @@ class DraftPause:
 
     When drafting loses, it pauses for as long as it takes to make up for what a trial loses. A draft after a pause
     counts as much as the rounds it stands for. Only what earlier rounds gave decides.
+
+    Args:
+        fewer: What is known for fewer requests, to begin with: more of them do not make drafting cheaper.
     """
 
-    def __init__(self) -> None:
-        self._tokens = OPTIMISM
+    def __init__(self, fewer: "DraftPause | None" = None) -> None:
+        self._tokens: float = fewer._tokens if fewer else OPTIMISM
         self._cost: float | None = None
-        self._pause = 0
+        self._pause: int = fewer._pause if fewer else 0
         self._waited = 0
         self._since_plain = PLAIN_EVERY - FIRST_PLAIN
         self._drafting: deque[float] = deque(maxlen=MEMORY)

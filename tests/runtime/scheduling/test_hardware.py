@@ -163,6 +163,16 @@ def test_a_pause_for_many_requests_is_none_for_one() -> None:
     assert costly.drafts(batch(1))
 
 
+def test_what_few_requests_showed_is_known_for_more() -> None:
+    costly = scheduler(cost_table(draft=lambda requests: 10.0 * requests))
+    for _ in range(40):
+        if costly.drafts(batch(4)):
+            costly.schedule(np.zeros((4, 5), np.float32), batch(4))
+            costly.observe([Round(0, 0, False, None)] * 4, 0.2)
+    assert not costly.drafts(batch(16))
+    assert costly.drafts(batch(2))
+
+
 def test_limits_are_kept() -> None:
     free = cost_table(lambda *_: 1.0)
     found = scheduler(free).schedule(np.ones((3, 5), np.float32), Batch(np.array([0, 2, 5]), np.ones(3, bool), 128))
