@@ -288,8 +288,8 @@ def attend(
     Returns:
         ``[B, Hq, T, D]``.
     """
-    query = g.op("Mul", query, g.floats(backbone.head_dim**-0.5))
     query = g.reshape(query, 0, backbone.kv_head_count, -1, backbone.head_dim)
+    query = g.op("Mul", query, g.floats(backbone.head_dim**-0.5))  # just before the product, which can take it in
     scores = [g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2])) for key, _ in parts]
     joined = scores[0] if sizes is None else g.op("Concat", *scores, axis=-1)
     weights = g.op("Softmax", g.op("Add", joined, bias), axis=-1)
