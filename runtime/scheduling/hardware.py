@@ -77,7 +77,6 @@ class HardwareScheduler(Scheduler):
     def observe(self, rounds: Sequence[Round], seconds: float) -> None:
         """Learns what the round gave and took."""
         expected = self._planned if rounds else self._plain
-        # What a clock says must not decide on texts that are sampled, or their seeds would be worth nothing.
         slowness = 1.0 if self._repeatable else seconds / expected
         if not rounds:
             self._pause.record_plain(slowness)
@@ -92,7 +91,8 @@ class HardwareScheduler(Scheduler):
         pauses, size = self._pauses[self._repeatable], requests.bit_length()
         if size not in pauses:
             nearest = max((known for known in pauses if known < size), default=None)
-            pauses[size] = DraftPause(pauses[nearest] if nearest is not None else None)
+            # What a clock says must not decide on texts that are sampled, or their seeds would be worth nothing.
+            pauses[size] = DraftPause(pauses[nearest] if nearest is not None else None, timed=not self._repeatable)
         return pauses[size]
 
     def _step(self, batch: Batch, verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:

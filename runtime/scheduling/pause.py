@@ -10,13 +10,15 @@ MEMORY = 16
 """Rounds that count: acceptance is noisy, but what a text is like changes within sentences."""
 OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
+PRIOR = 2
+"""Drafts that this belief, or what fewer requests showed, counts for."""
 MARGIN = 1.05
 """What drafting must gain: around the point where both are equal, noise would decide, and at times wrongly."""
 TRIALS = 0.01
 """Part of the time that trials may cost while drafting does not pay."""
 PLAIN_EVERY = 64
-"""Rounds that draft between two that do not, which tell what plain decoding takes now."""
-FIRST_PLAIN = 8
+"""Rounds that draft between two that do not, which tell what plain decoding takes now; fewer at first."""
+FIRST_PLAIN = 2
 
 
 class DraftPause:
@@ -27,22 +29,27 @@ class DraftPause:
 
     Args:
         fewer: What is known for fewer requests, to begin with: more of them do not make drafting cheaper.
+        timed: Whether rounds are timed; then a few that could draft do not, and show what that takes.
     """
 
-    def __init__(self, fewer: "DraftPause | None" = None) -> None:
+    def __init__(self, fewer: "DraftPause | None" = None, *, timed: bool = True) -> None:
+        self._timed = timed
         self._tokens: float = fewer._tokens if fewer else OPTIMISM
+        self._evidence = PRIOR
         self._cost: float | None = None
         self._pause: int = fewer._pause if fewer else 0
         self._waited = 0
-        self._since_plain = PLAIN_EVERY - FIRST_PLAIN
+        self._since_plain = 0
+        self._plain_every = FIRST_PLAIN
         self._drafting: deque[float] = deque(maxlen=MEMORY)
         self._plain: deque[float] = deque(maxlen=MEMORY)
 
     def over(self) -> bool:
         """Whether the next round drafts; called once a round."""
-        if self._waited < self._pause or self._since_plain >= PLAIN_EVERY:
+        if self._waited < self._pause or (self._timed and self._since_plain >= self._plain_every):
             self._waited += 1
             self._since_plain = 0
+            self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
             return False
         self._since_plain += 1
         return True
@@ -62,7 +69,8 @@ class DraftPause:
         """
         self._drafting.append(slowness)
         evidence = requests * (self._waited + 1)
-        weight = evidence / (evidence + MEMORY - 1)
+        self._evidence = min(self._evidence, MEMORY - 1) + evidence
+        weight = evidence / self._evidence
         self._tokens += weight * (tokens - self._tokens)
         self._cost = cost if self._cost is None else self._cost + weight * (cost - self._cost)
         correction = median(self._drafting) / median(self._plain) if self._plain else 1.0

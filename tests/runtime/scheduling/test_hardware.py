@@ -51,8 +51,13 @@ def drafted(
 def test_drafting_goes_on_as_long_as_it_pays() -> None:
     """But for the rounds that tell what plain decoding takes."""
     found = drafted(DraftPause(), lambda index: 1 + 3 * (index % 2), 1.5, 1000)
-    assert len(found) >= 1000 - 1000 / PLAIN_EVERY - 1
+    assert len(found) >= 1000 - 1000 / PLAIN_EVERY - 5
+    assert len([index for index in found if index > 500]) >= 499 - 500 / PLAIN_EVERY - 1
     assert max(np.diff(found)) == 2
+
+
+def test_without_a_clock_every_round_drafts_that_pays() -> None:
+    assert drafted(DraftPause(timed=False), lambda _: 2.0, 1.5, 200) == [*range(200)]
 
 
 def test_what_rounds_take_counts_for_more_than_what_was_expected() -> None:
@@ -90,7 +95,7 @@ def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
 
 def test_one_unlucky_round_does_not_stop_it() -> None:
     found = drafted(DraftPause(), lambda index: 1.0 if index == 30 else 2.0, 1.4, 60)
-    assert len(found) >= 59
+    assert len({*range(30, 60)} - {*found}) <= 1  # which tells what plain decoding takes
 
 
 # --- rates ---
