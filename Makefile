@@ -35,18 +35,18 @@ test-providers: $(VENV)/.dev $(GGUF) test-openvino test-ggml ## the tests with v
 
 test-openvino: $(GGUF) ## the whole loop on OpenVINO's CPU device
 	test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
-	$(OPENVINO)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-openvino "pytest>=8"
+	$(OPENVINO)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-openvino hypothesis "pytest>=8"
 	$(OPENVINO)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_openvino.py
 
 test-ggml: ## the loop with the target on ggml
 	test -x $(GGML)/bin/python || $(PYTHON) -m venv $(GGML)
-	$(GGML)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-ggml "pytest>=8"
+	$(GGML)/bin/pip install $(PIP_FLAGS) ".[export]" onnxruntime-ggml hypothesis "pytest>=8"
 	$(GGML)/bin/python -m pytest --durations=10 -m "providers and not gpu" tests/integration/test_ggml.py
 
 # ONNX Runtime's builds exclude each other, so this has an environment of its own.
 test-gpu: $(GGUF) ## everything that needs an NVIDIA GPU, with a table of what it measured
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	$(GPU)/bin/pip install $(PIP_FLAGS) ".[export,tensorrt,tensorrt-rtx]" "pytest>=8"
+	$(GPU)/bin/pip install $(PIP_FLAGS) ".[export,tensorrt,tensorrt-rtx]" hypothesis "pytest>=8"
 	$(GPU)/bin/python -m pytest -m gpu tests/gpu
 
 lint: $(VENV)/.dev

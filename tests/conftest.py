@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime.bundle import CacheForm
@@ -20,6 +21,9 @@ CHAT_TEMPLATE = """\
 {{ message.role[0] }}: {{ message.content }}
 {% endfor -%}
 a: """
+
+settings.register_profile("any machine", deadline=None)  # a test that is slow has not failed
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

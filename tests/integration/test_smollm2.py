@@ -42,13 +42,17 @@ def margin(bundle: Path, ids: list[int]) -> float:
     return float(best - second)
 
 
+def export(gguf: Path, precision: Precision, output: Path) -> Path:
+    """SmolLM2 with the quickstart's drafter."""
+    profile = PrecisionProfile.of(precision)
+    export_bundle(prepare(gguf, DRAFTER, output, precision=profile, draft_vocabulary=8192, draft_top_k=64))
+    return output
+
+
 @pytest.fixture(scope="module")
 def bundle(request: pytest.FixtureRequest, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 with the quickstart's drafter, in a precision."""
-    output = tmp_path_factory.mktemp("smollm2") / request.param
-    profile = PrecisionProfile.of(Precision(request.param))
-    export_bundle(prepare(smollm2_gguf, DRAFTER, output, precision=profile, draft_vocabulary=8192, draft_top_k=64))
-    return output
+    """The model in a precision."""
+    return export(smollm2_gguf, Precision(request.param), tmp_path_factory.mktemp("smollm2") / request.param)
 
 
 @pytest.mark.parametrize("bundle", ["int8"], indirect=True)
@@ -78,6 +82,19 @@ def test_greedy_output_equals_plain_decoding(bundle: Path) -> None:
                 pairs = zip(before.token_ids, after.token_ids, strict=False)
                 same = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
                 assert margin(bundle, plain.encode(prompt) + same) <= NEAR_TIE, prompt
+
+
+def test_every_precision_accepts_as_much(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Within 5 % of fp32, target and drafter both in that precision."""
+    asked, params = prompts(24), SamplingParams(max_new_tokens=48)
+    lengths = {}
+    for precision in (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT8_BLOCKS, Precision.INT4):
+        exported = export(smollm2_gguf, precision, tmp_path / precision)
+        found = DSparkInference.load(exported, options=SpeculationOptions("fixed")).generate(asked, params)
+        lengths[precision] = np.mean([done.stats.acceptance_length for done in found])
+    reference = lengths[Precision.FP32]
+    assert reference > 1.5
+    assert lengths == pytest.approx(dict.fromkeys(lengths, reference), rel=0.05)
 
 
 def test_long_prompt(smollm2_bundle: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.providers import ProviderError
@@ -58,7 +58,6 @@ def test_a_part_is_numpys_part(fake: fake_cuda.FakeCuda, index: Index) -> None:
     np.testing.assert_array_equal(array.read(), expected)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_part_of_a_part(data: st.DataObject) -> None:
     """Views of views, filled from views of views on the host and on the device."""

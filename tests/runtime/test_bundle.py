@@ -370,7 +370,7 @@ def test_what_stands_where_something_else_belongs_is_told(copied: Path) -> None:
     assert str(raised.value) == f"{copied / MANIFEST}: {told}"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_manifest_with_another_bit_is_read_or_refused(place: float, bit: int, copied: Path) -> None:
     file = copied / MANIFEST

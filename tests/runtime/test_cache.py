@@ -116,7 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert array.flags.c_contiguous if isinstance(array, np.ndarray) else array.contiguous
 
 
-CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestCache = CacheMachine.TestCase
 
 
@@ -129,7 +129,7 @@ class DeviceCacheMachine(CacheMachine):
             return KeyValueCache(GROUPS, SLOTS, Cuda().zeros)
 
 
-DeviceCacheMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+DeviceCacheMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
 TestDeviceCache = DeviceCacheMachine.TestCase
 
 

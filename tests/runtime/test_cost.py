@@ -232,7 +232,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     return content
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     content=tables(), requests=st.integers(1, 1024), context=st.integers(0, 1 << 30), draft_tokens=st.integers(0, 64)
 )

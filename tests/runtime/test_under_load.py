@@ -58,7 +58,7 @@ def plain(golden_bundle: GoldenBundle) -> DSparkInference:
     return served(golden_bundle("qwen3_target"), 6, EngineSettings(cache_tokens=60), OFF)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2)), min_size=1, max_size=12))
 def test_the_admitted_requests_never_come_to_more_than_the_cache_holds(
     plain: DSparkInference, sizes: Sequence[tuple[int, int, int]]

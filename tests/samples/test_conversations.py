@@ -37,7 +37,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Conversations.read([save(tmp_path / "b.npz", [[1, 2, 3]], [[1, 1]])])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=3),
     st.integers(1, 6),

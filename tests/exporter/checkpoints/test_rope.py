@@ -132,7 +132,7 @@ def test_frequencies_are_those_of_transformers(name: str, theta: float) -> None:
     name=st.sampled_from(["linear", "dynamic", "llama3", "yarn"]),
     partial=st.sampled_from([0.25, 0.5, 1.0]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_spellings_mean_the_same(theta: float, factor: float, name: str, partial: float) -> None:
     scaling = SCALINGS[name] | {"factor": factor}
     old_kind = {key: value for key, value in scaling.items() if key != "rope_type"} | {"type": scaling["rope_type"]}

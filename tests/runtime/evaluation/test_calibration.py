@@ -89,7 +89,7 @@ def test_the_grid() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.tuples(*[st.floats(-8, 8, width=32)] * 3)), min_size=1, max_size=30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_fit_changes_no_order_and_no_position_for_the_worse(drafts: list[tuple[int, tuple[float, ...]]]) -> None:
     rounds = [Round(3, length, False, np.array(logits, np.float32)) for length, logits in drafts]
     table = RoundTable.of(rounds, 3, confidence=True)
