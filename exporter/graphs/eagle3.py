@@ -85,7 +85,7 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile, 
             position = g.op("Add", position, g.ints(1))
             row = g.op("Pad", row, g.ints(0, 0, 0, 0, 0, 0, 0, 1))
             tokens = _Tokens(position, BlockTokens(g.ints(-1, 1)), row, parts, between)
-            hidden, own = drafting.forward(token, feature, tokens)
+            hidden, own = drafting.forward(g.reshape(token, -1), feature, tokens)
             parts = [[*before, rows] for before, rows in zip(parts, own, strict=True)]
             between = [*between, position]
             logits, feature = drafting.predict(hidden)
@@ -94,7 +94,7 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile, 
     sampler.output_tokens()
     g.output(
         "draft_logits",
-        g.op("Concat", *[unsqueeze(g, logits, 1) for logits in logits_steps], axis=1),
+        g.op("Concat", *logits_steps, axis=1),
         FLOAT,
         "B",
         length,
@@ -198,6 +198,8 @@ class _Drafting:
             return feed_forward(g, g.op("Add", residual, mixed), tensors, "layers.0", self._backbone), own
 
     def predict(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Draft logits ``[B, V']`` of pre-norm hidden states ``[B, H]``, and the next step's features ``[B, H]``."""
-        normed = rms_norm(self._g, hidden, self._tensors, "norm", self._backbone.norm_epsilon)
-        return linear(self._g, normed, self._tensors, "lm_head"), normed if self._drafter.norm_output else hidden
+        """Draft logits ``[B, 1, V']`` of pre-norm hidden states ``[B, H]``, and the next step's features ``[B, H]``."""
+        g = self._g
+        normed = rms_norm(g, hidden, self._tensors, "norm", self._backbone.norm_epsilon)
+        logits = unsqueeze(g, linear(g, normed, self._tensors, "lm_head"), 1)
+        return logits, normed if self._drafter.norm_output else hidden

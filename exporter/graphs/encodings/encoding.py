@@ -39,10 +39,10 @@ class Encoding(ABC):
 
         Args:
             g: The graph.
-            ids: int64 ``[N]``.
+            ids: int64 ``[N]``; of any shape in encodings that do not round what is multiplied with.
             name: The table's name.
             table: ``[V, H]``.
 
         Returns:
-            float32 ``[N, H]``.
+            float32 ``[N, H]``, or that shape and ``H``.
         """

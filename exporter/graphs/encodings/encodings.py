@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from dspark.exporter.graphs.encodings.encoding import Encoding
 from dspark.exporter.graphs.encodings.float32 import Float32
+from dspark.exporter.graphs.encodings.half import Float16
 
 __all__ = ["Encodings"]
 
@@ -19,6 +20,11 @@ class Encodings:
 
     linear: Encoding
     tables: Encoding
+
+    @property
+    def head_tables(self) -> Encoding:
+        """The encoding of the sequential head's tables: a row is looked up at every step, in as few nodes as can be."""
+        return Float16() if self.tables.rounds_inputs else self.tables
 
     def of(self, layer: str) -> Encoding:
         """The encoding of a linear layer, by its name.

@@ -69,7 +69,7 @@ class Int8(Encoding):
 def _scaled_rows(g: GraphBuilder, ids: ir.Value, name: str, table: LazyTensor, packing: Packing) -> ir.Value:
     stored, scales = g.packed(name, table, packing)
     rows = g.op("Cast", g.op("Gather", stored, ids, axis=0), to=FLOAT)
-    return g.op("Mul", rows, g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(1)))
+    return g.op("Mul", rows, g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1)))
 
 
 def _rotated(g: GraphBuilder, x: ir.Value, width: int) -> ir.Value:
