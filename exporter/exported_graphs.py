@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from dspark.exporter.errors import ParityError
 from dspark.runtime.bundle import Bundle, CacheInfo, DrafterInfo
 from dspark.runtime.contract import (
+    CHOICES,
     FEATURE,
+    LOGIT_SUMS,
     MASKED,
     WRITE_INDEX,
     cache_names,
@@ -89,6 +91,7 @@ class ExportedGraphs:
         joined = {
             name: np.concatenate([piece[name] for piece in pieces], axis=2 if first.ndim == 4 else 0)
             for name, first in pieces[0].items()
+            if name not in (CHOICES, LOGIT_SUMS)  # these follow from the logits
         }
         return joined | {cache.past: cached[cache.past] for cache in context}
 

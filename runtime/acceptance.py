@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.shaping import Distribution, Penalties, proposed, require_finite, shaped
+from dspark.runtime.scores import Scores
+from dspark.runtime.shaping import Distribution, Penalties, proposed, shaped
 
 __all__ = ["Sampler"]
 
@@ -45,6 +46,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self._penalties = Penalties(params, prompt_ids, vocabulary_size)
+        self._takes_likeliest = params.greedy and not self._penalties.active
         self._stop_token_ids = stop_token_ids
         streams = np.random.SeedSequence(params.seed).spawn(3)
         self._draft_stream, self._accept_stream, self._recovery_stream = map(np.random.default_rng, streams)
@@ -63,20 +65,20 @@ class Sampler:
         """Draws ``[count]`` uniforms in [0, 1) for the draft tokens of one block."""
         return self._draft_stream.random(count, dtype=np.float32)
 
-    def next_token(self, logits: npt.NDArray[np.float32]) -> int:
+    def next_token(self, scores: Scores) -> int:
         """Decides one token without a draft.
 
         Args:
-            logits: ``[V]`` the target's logits.
+            scores: The target's, one row.
 
         Raises:
             NumericalError: A logit is not finite.
         """
-        return self.accept(logits[None], np.empty(0, np.int64), None, None)[1][0]
+        return self.accept(scores, np.empty(0, np.int64), None, None)[1][0]
 
     def accept(
         self,
-        logits: npt.NDArray[np.float32],
+        scores: Scores,
         draft_tokens: npt.NDArray[np.int64],
         draft_logits: npt.NDArray[np.float32] | None,
         draft_ids: npt.NDArray[np.int64] | None,
@@ -84,7 +86,7 @@ class Sampler:
         """Decides one round of ℓ ≥ 0 draft tokens.
 
         Args:
-            logits: ``[ℓ + 1, V]`` the target's logits after the anchor and after each draft token.
+            scores: The target's after the anchor and after each draft token, ℓ + 1 rows.
             draft_tokens: ``[ℓ]`` target token ids.
             draft_logits: ``[ℓ, K]`` what the tokens were drawn from at ``draft_temperature``; None when they were not
                 drawn but chosen (each is certain to have been proposed).
@@ -97,11 +99,13 @@ class Sampler:
         Raises:
             NumericalError: A row that was needed holds a NaN or an infinity.
         """
+        if self._takes_likeliest:
+            return self._accept_likeliest(scores, draft_tokens)
         uniforms = self._accept_stream.random(len(draft_tokens)).tolist()
         recovery = self._recovery_stream.random()
         emitted: list[int] = []
         for slot, token in enumerate(draft_tokens.tolist()):
-            p = self._target(logits[slot], slot)
+            p = self._target(scores, slot)
             if self.greedy or draft_logits is None:
                 q = Distribution.point(token)
             else:
@@ -109,16 +113,26 @@ class Sampler:
                 ids = None if draft_ids is None else draft_ids[slot]
                 q = proposed(draft_logits[slot], self.draft_temperature, ids, name)
             if uniforms[slot] * q.probability(token) >= p.probability(token):
-                return slot, [*emitted, self._emit(_residual(p, q, logits.shape[1]).draw(recovery))]
+                return slot, [*emitted, self._emit(_residual(p, q, scores.rows.shape[1]).draw(recovery))]
             emitted.append(self._emit(token))
             if token in self._stop_token_ids:
                 return slot + 1, emitted
-        bonus = self._target(logits[-1], len(emitted)).draw(recovery)
+        bonus = self._target(scores, len(emitted)).draw(recovery)
         return len(emitted), [*emitted, self._emit(bonus)]
 
-    def _target(self, logits: npt.NDArray[np.float32], slot: int) -> Distribution:
-        require_finite(logits, f"the target's logits of slot {slot}")
-        return shaped(self._penalties.apply(logits), self.params)
+    def _accept_likeliest(self, scores: Scores, draft_tokens: npt.NDArray[np.int64]) -> tuple[int, list[int]]:
+        """The rule where p has all its mass on the likeliest token of every row: no distribution has to be made."""
+        emitted: list[int] = []
+        for slot, token in enumerate(draft_tokens.tolist()):
+            emitted.append(scores.likeliest(slot))
+            if emitted[-1] != token:
+                return slot, emitted
+            if token in self._stop_token_ids:
+                return slot + 1, emitted
+        return len(emitted), [*emitted, scores.likeliest(len(emitted))]
+
+    def _target(self, scores: Scores, slot: int) -> Distribution:
+        return shaped(self._penalties.apply(scores.row(slot)), self.params)
 
     def _emit(self, token: int) -> int:
         # Counted at once: the next row's penalties see the tokens before it, as in decoding one at a time.

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 LONGEST_NAME = 255
 HASHED_ALWAYS = 1 << 30
 """Bytes: smaller files are hashed at every load (well under a second), larger ones when asked."""
@@ -225,7 +225,7 @@ class Manifest(_Model):
         files: Every other file of the bundle that generation needs.
     """
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     target: TargetInfo
     drafter: DrafterInfo | None
     head: HeadInfo | None

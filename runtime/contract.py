@@ -2,9 +2,11 @@
 
 __all__ = [
     "CANDIDATES",
+    "CHOICES",
     "DRAFT_IDS",
     "FEATURE",
     "GREEDY_TEMPERATURE",
+    "LOGIT_SUMS",
     "MASKED",
     "WRITE_INDEX",
     "cache_names",
@@ -28,6 +30,12 @@ DRAFT_IDS = "draft_ids"
 
 FEATURE = "feature"
 """The target's output that an EAGLE-3 drafter reads, ``[N, H]``: the projected taps."""
+
+CHOICES = "choices"
+"""Output of a target that writes its cache in place, ``[K]``: the token of each row's largest logit."""
+
+LOGIT_SUMS = "logit_sums"
+"""Another, ``[K]``: each row's sum, which is finite only if all its logits are."""
 
 WRITE_INDEX = "write_index"
 """Input of a target that writes its cache in place, ``[B]``: the row of each request's first new token."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import Call, Session
+from dspark.providers.session import Call, DeviceSession, Session
 from dspark.runtime.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo, StaticShapes
 from dspark.runtime.cache import KeyValueCache, common_allocator
@@ -27,15 +27,20 @@ class Proposal:
 
     Attributes:
         tokens: Target ids, int64 ``[R, γ]``.
-        logits: What they were drawn from, float32 ``[R, γ, K]``.
+        logits: What they were drawn from, float32 ``[R, γ, K]``; None if they lie on a device and no request draws.
         ids: Target ids of the logits, int64 ``[R, γ, K]``; None when logit i is of token i.
         confidence: Logits of the tokens' survival, float32 ``[R, γ]``; None without a confidence head.
     """
 
     tokens: NDArray[np.int64]
-    logits: NDArray[np.float32]
+    logits: NDArray[np.float32] | None
     ids: NDArray[np.int64] | None
     confidence: NDArray[np.float32] | None
+
+    def drawn_from(self, index: int, length: int) -> tuple[NDArray[np.float32] | None, NDArray[np.int64] | None]:
+        """Logits and ids of a request's first ``length`` tokens."""
+        logits = None if self.logits is None else self.logits[index, :length]
+        return logits, None if self.ids is None else self.ids[index, :length]
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class _Sampled:
     """Buffers that every graph which samples shares."""
 
     def __init__(
-        self, info: DrafterInfo, vocabulary: NDArray[np.int64] | None, requests: int, *, confidence: bool
+        self, info: DrafterInfo, vocabulary: NDArray[np.int64] | None, requests: int, *, logits: bool, confidence: bool
     ) -> None:
         length = info.draft_length
         shape = (requests, length, info.choices)
@@ -89,14 +94,16 @@ class _Sampled:
             "temperature": np.zeros(requests, np.float32),
         }
         self.tokens = np.zeros((requests, length), np.int64)
-        self.logits = np.zeros(shape, np.float32)
         self.confidence = np.zeros((requests, length), np.float32) if confidence else None
-        self.outputs: dict[str, NDArray[Any]] = {"tokens": self.tokens, "draft_logits": self.logits}
+        self.outputs: dict[str, NDArray[Any]] = {"tokens": self.tokens}
+        self.logits: NDArray[np.float32] | None = None
         self.ids: NDArray[np.int64] | None = None
-        if info.top_k is not None:
-            self.ids = self.outputs[DRAFT_IDS] = np.zeros(shape, np.int64)
-        elif vocabulary is not None:
-            self.ids = np.broadcast_to(vocabulary, shape)
+        if logits:
+            self.logits = self.outputs["draft_logits"] = np.zeros(shape, np.float32)
+            if info.top_k is not None:
+                self.ids = self.outputs[DRAFT_IDS] = np.zeros(shape, np.int64)
+            elif vocabulary is not None:
+                self.ids = np.broadcast_to(vocabulary, shape)
         if self.confidence is not None:
             self.outputs["confidence"] = self.confidence
 
@@ -106,9 +113,15 @@ class _Sampled:
 
     def proposal(self, requests: int) -> Proposal:
         first = slice(0, requests)
+        logits = None if self.logits is None else self.logits[first]
         ids = None if self.ids is None else self.ids[first]
         confidence = None if self.confidence is None else self.confidence[first]
-        return Proposal(self.tokens[first], self.logits[first], ids, confidence)
+        return Proposal(self.tokens[first], logits, ids, confidence)
+
+
+def _wants_logits(session: Session, inputs: Sequence[DraftInput]) -> bool:
+    """Whether what tokens are drawn from is to be had on the host; a greedy request's tokens are chosen, not drawn."""
+    return not isinstance(session, DeviceSession) or any(item.temperature > 0 for item in inputs)
 
 
 class BlockDrafter:
@@ -145,7 +158,7 @@ class BlockDrafter:
         self._cache = cache
         self._clock = clock
         self._blocks = BoundCalls(cache, self._bind)
-        self._blocks.get(batch or 1)  # shows now if these are other graphs
+        self._blocks.get(batch or 1, True)  # shows now if these are other graphs
 
     def begin(self, slot: int) -> None:
         """Nothing to do: all context is in the cache's slot."""
@@ -159,7 +172,8 @@ class BlockDrafter:
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         requests = len(inputs)
-        block = self._blocks.get(requests if self._batch is None else self._batch)
+        logits = _wants_logits(self._head_session, inputs)
+        block = self._blocks.get(requests if self._batch is None else self._batch, logits)
         lengths = self._cache.lengths[DRAFT, :requests]
         block.inputs["anchor_ids"][:requests] = [item.anchor for item in inputs]
         block.inputs["anchor_positions"][:requests] = lengths
@@ -172,7 +186,7 @@ class BlockDrafter:
             block.head.run()
         return block.sampled.proposal(requests)
 
-    def _bind(self, requests: int) -> "_Block":
+    def _bind(self, requests: int, logits: bool) -> "_Block":
         info, capacity = self._info, self._cache.capacity
         inputs: dict[str, NDArray[Any]] = {
             "anchor_ids": np.zeros(requests, np.int64),
@@ -189,7 +203,8 @@ class BlockDrafter:
         }
         if info.top_k is not None:
             drafted[CANDIDATES] = zeros((requests, info.draft_length, info.top_k), np.int64)
-        sampled = _Sampled(info, self._vocabulary, requests, confidence=self._head.confidence != "none")
+        confidence = self._head.confidence != "none"
+        sampled = _Sampled(info, self._vocabulary, requests, logits=logits, confidence=confidence)
         head_inputs = {**drafted, "anchor_ids": inputs["anchor_ids"], **sampled.inputs}
         return _Block(
             drafter=self._session.bind(context, drafted),
@@ -253,7 +268,7 @@ class Eagle3Drafter:
         self._clock = clock
         self._extensions = BoundCalls(cache, self._bind)
         # Shows now if this is another graph.
-        self._extensions.get(0, *((1, 1) if shapes is None else (shapes.batch, shapes.block)))
+        self._extensions.get(0, *((1, 1) if shapes is None else (shapes.batch, shapes.block)), True)
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, slot: int) -> None:
@@ -291,7 +306,8 @@ class Eagle3Drafter:
         slots = range(first_slot, first_slot + len(inputs))
         counts = [min(len(self._pending[slot].following), most) for slot in slots]
         requests = len(counts)
-        extension = self._extensions.get(first_slot, *(fixed or (requests, max(counts))))
+        logits = _wants_logits(self._session, inputs)
+        extension = self._extensions.get(first_slot, *(fixed or (requests, max(counts))), logits)
         lengths = self._cache.lengths[DRAFT, slots]
         buffers = extension.inputs
         width = buffers["input_ids"].shape[1]
@@ -312,7 +328,7 @@ class Eagle3Drafter:
             self._cache.append(DRAFT, slot, extension.rows[:, :, index, :, :count])
         return extension.sampled.proposal(requests)
 
-    def _bind(self, first_slot: int, requests: int, width: int) -> "_Extension":
+    def _bind(self, first_slot: int, requests: int, width: int, logits: bool) -> "_Extension":
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": np.zeros((requests, width), np.int64),
             "features": np.zeros((requests, width, self._info.hidden_size), np.float32),
@@ -320,7 +336,7 @@ class Eagle3Drafter:
             "last_index": np.zeros(requests, np.int64),
             "attention_bias": causal_bias(requests, width, self._cache.capacity),
         }
-        sampled = _Sampled(self._info, self._vocabulary, requests, confidence=False)
+        sampled = _Sampled(self._info, self._vocabulary, requests, logits=logits, confidence=False)
         bound = {**inputs, **sampled.inputs}
         for index, arrays in enumerate(self._cache.layers(DRAFT, slice(first_slot, first_slot + requests))):
             bound.update(zip(context_names(index), arrays, strict=True))

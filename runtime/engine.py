@@ -184,7 +184,7 @@ class Engine:
         try:
             verification = self._target.prefill(slot, TokenRun(chunk, len(prompt)))
             if len(following) < len(chunk):
-                following += request.emit([request.sampler.next_token(verification.logits[0])])
+                following += request.emit([request.sampler.next_token(verification.scores)])
         except DSparkError as error:  # a graph may fail on this prompt alone
             self._fail(slot, request, error)
             return len(chunk)
@@ -212,13 +212,9 @@ class Engine:
         ]
         verification = self._target.verify(runs)
         for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            logits = verification.logits[verification.offsets[index] : verification.offsets[index + 1]]
-            draft_logits = draft_ids = None
-            if proposal is not None:
-                draft_logits = proposal.logits[index, : len(draft)]
-                draft_ids = None if proposal.ids is None else proposal.ids[index, : len(draft)]
+            drawn_from = proposal.drawn_from(index, len(draft)) if proposal else (None, None)
             try:
-                accepted, tokens = request.sampler.accept(logits, draft, draft_logits, draft_ids)
+                accepted, tokens = request.sampler.accept(verification.scores_of(index), draft, *drawn_from)
             except NumericalError as error:
                 self._fail(index, request, error)
                 continue

@@ -78,6 +78,9 @@ class Penalties:
         prompt_ids: The prompt; only the repetition penalty looks at it.
         vocabulary_size: V.
 
+    Attributes:
+        active: Whether anything changes.
+
     Raises:
         RequestError: A biased token id is outside the vocabulary.
     """
@@ -89,8 +92,8 @@ class Penalties:
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
         penalised = (self._repetition, self._presence, self._frequency) != (1.0, 0.0, 0.0)
-        self._active = penalised or bool(params.logit_bias)
-        if self._active:
+        self.active = penalised or bool(params.logit_bias)
+        if self.active:
             self._bias = np.zeros(vocabulary_size)
             self._bias[list(params.logit_bias)] = list(params.logit_bias.values())
             self._generated = np.zeros(vocabulary_size, np.int64)
@@ -99,13 +102,13 @@ class Penalties:
 
     def record(self, token: int) -> None:
         """Counts a generated token."""
-        if self._active:
+        if self.active:
             self._generated[token] += 1
             self._seen[token] = True
 
     def apply(self, logits: Logits) -> Logits:
         """Returns the row ``[V]`` as the tokens recorded so far change it; the argument stays as it is."""
-        if not self._active:
+        if not self.active:
             return logits
         touched = np.flatnonzero(self._seen | (self._bias != 0))
         values = logits[touched] + self._bias[touched]

@@ -1,7 +1,7 @@
 """Runs the target's graph over the cache: prefill chunks and verification steps alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from dspark.providers.session import Call, Session
 from dspark.runtime.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.bundle import CacheInfo, Manifest
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache import KeyValueCache, common_allocator
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.contract import (
+    CHOICES,
     FEATURE,
+    LOGIT_SUMS,
     MASKED,
     WRITE_INDEX,
     cache_names,
@@ -23,6 +25,7 @@ from dspark.runtime.contract import (
     present_context_names,
     present_names,
 )
+from dspark.runtime.scores import Scores
 
 __all__ = ["DRAFT", "TARGET", "Target", "TokenRun", "Verification", "causal_bias", "new_rows", "past_bias"]
 
@@ -49,17 +52,21 @@ class Verification:
     """What a step returned: views of buffers that the next step overwrites.
 
     Attributes:
-        logits: float32 ``[K, V]``: of every token, flat, or of each request's last; what follows is padding.
+        scores: Of every token, flat, or of each request's last; what follows is padding.
         rows: New rows ``[layers, 2, B, kv_heads, T, head_dim]`` for each group of the cache, unless the graph has
             written them into the cache itself.
         features: EAGLE-3 features ``[N, H]``; None without such a drafter.
         offsets: Index of each request's first token among the N flat ones, and N.
     """
 
-    logits: NDArray[np.float32]
+    scores: Scores
     rows: Mapping[int, NDArray[np.float32]]
     features: NDArray[np.float32] | None
     offsets: tuple[int, ...]
+
+    def scores_of(self, index: int) -> Scores:
+        """Scores of all tokens of a request, by its place in the step."""
+        return self.scores.part(*self.offsets[index : index + 2])
 
 
 class Target:
@@ -87,7 +94,8 @@ class Target:
             self._groups[DRAFT] = manifest.drafter.cache
         self._cache = cache
         self._clock = clock
-        self._logits = np.zeros((0, self._info.vocabulary_size), np.float32)
+        self._allocate = common_allocator([session], np.zeros) if self._in_place else np.zeros
+        self._logits = self._allocate((0, self._info.vocabulary_size), np.float32)
         self._steps = BoundCalls(cache, self._bind)
         self._steps.get(0, *self._step_shape([1], last_only=True), True)  # shows now if this is another graph
 
@@ -114,7 +122,7 @@ class Target:
             else:
                 self._cache.append(group, slot, verification.rows[group][:, :, index, :, :count])
         first, end = verification.offsets[index : index + 2]
-        if self._in_place and count < end - first and not np.isfinite(verification.logits[end - 1].sum()):
+        if self._in_place and count < end - first and not verification.scores.finite(end - 1):
             self._cache.clear_tail(slot)  # a rejected token, which nobody looks at any more, must not spoil later sums
 
     def _run(self, phase: str, first_slot: int, runs: Sequence[TokenRun], *, last_only: bool) -> Verification:
@@ -126,15 +134,17 @@ class Target:
         offsets = step.fill(lengths, runs, counts)
         with self._clock.phase(phase):
             step.call.run()
-        return Verification(step.logits, step.rows, step.features, offsets)
+        scores = replace(step.scores)  # what an earlier step's has read from the device is not this one's
+        return Verification(scores, step.rows, step.features, offsets)
 
-    def _logits_rows(self, count: int) -> NDArray[np.float32]:
+    def _logits_rows(self, count: int) -> Any:
         """A buffer ``[count, V]``, the same for steps of all shapes: a fresh one costs more than a step does.
 
         It at least doubles: those before it, which steps that are still bound keep, are smaller together.
         """
-        if len(self._logits) < count:
-            self._logits = np.zeros((max(count, 2 * len(self._logits)), self._info.vocabulary_size), np.float32)
+        held = self._logits.shape[0]
+        if held < count:
+            self._logits = self._allocate((max(count, 2 * held), self._info.vocabulary_size), np.float32)
         return self._logits[:count]
 
     def _step_shape(self, counts: Sequence[int], *, last_only: bool) -> tuple[int, int, int]:
@@ -162,8 +172,10 @@ class Target:
         if self._info.rope_lengths:
             inputs["rope_lengths"] = np.zeros(total, np.int64)
 
-        logits = self._logits_rows(scored)
-        cached, outputs = dict(inputs), {"logits": logits}
+        scores: dict[str, Any] = {"logits": self._logits_rows(scored)}
+        if self._in_place:
+            scores |= {CHOICES: np.zeros(scored, np.int64), LOGIT_SUMS: np.zeros(scored, np.float32)}
+        cached, outputs = dict(inputs), dict(scores)
         rows = {}
         for group in self._groups:
             past_names, kept_names = _names(group, in_place=self._in_place)
@@ -179,7 +191,7 @@ class Target:
         features = None
         if self._drafter is not None and self._drafter.kind == "eagle3":
             features = outputs[FEATURE] = np.zeros((total, self._drafter.hidden_size), np.float32)
-        return _Step(self._session.bind(cached, outputs), inputs, logits, rows, features, last_only)
+        return _Step(self._session.bind(cached, outputs), inputs, Scores(*scores.values()), rows, features, last_only)
 
 
 def _names(group: int, *, in_place: bool) -> tuple[LayerNames | None, LayerNames]:
@@ -195,7 +207,7 @@ class _Step:
 
     call: Call
     inputs: dict[str, NDArray[Any]]
-    logits: NDArray[np.float32]
+    scores: Scores
     rows: Mapping[int, NDArray[np.float32]]
     features: NDArray[np.float32] | None
     last_only: bool

@@ -101,6 +101,10 @@ class Host:
         names = [output.name for output in self.session.get_outputs()]
         values = dict(zip(names, self.session.run(names, feeds), strict=True))
 
+        if self.in_place:
+            assert np.array_equal(values["choices"], values["logits"].argmax(axis=1))
+            assert np.allclose(values["logit_sums"], values["logits"].sum(axis=1), atol=1e-3)
+
         def new(name: str, index: int) -> Array:
             """The rows ``[Hkv, n, D]`` that the graph computed for a request; those before must be as they were."""
             rows: Array = values[f"present.{name}" if self.in_place else name][index]

@@ -20,7 +20,7 @@ from dspark.exporter.graphs.layers import (
 from dspark.exporter.graphs.target_cache import CACHES, TargetCache
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle import CacheForm
-from dspark.runtime.contract import FEATURE
+from dspark.runtime.contract import CHOICES, FEATURE, LOGIT_SUMS
 
 __all__ = ["build_target"]
 
@@ -68,7 +68,11 @@ def build_target(
 
     with g.scope("lm_head"):
         scored = rms_norm(g, g.op("Gather", x, logits_index, axis=0), tensors, "norm", backbone.norm_epsilon)
-        g.output("logits", linear(g, scored, target.tables, "lm_head"), FLOAT, "K", target.vocabulary_size)
+        logits = linear(g, scored, target.tables, "lm_head")
+        g.output("logits", logits, FLOAT, "K", target.vocabulary_size)
+        if cache_form == "in-place":  # devices that need the other form may not take ArgMax
+            g.output(CHOICES, g.op("ArgMax", logits, axis=-1, keepdims=0), INT64, "K")
+            g.output(LOGIT_SUMS, g.op("ReduceSum", logits, g.ints(-1), keepdims=0), FLOAT, "K")
     if drafter is not None:
         _drafter_context(g, drafter, [taps[tap] for tap in drafter.taps], positions, layout, cache)
     return g.model()

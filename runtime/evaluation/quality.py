@@ -281,7 +281,7 @@ class _Reader:
             chunk = tokens[start : start + CHUNK]
             verification = self._target.verify([TokenRun(chunk, prompt_length)])
             self._target.commit(0, verification, 0, len(chunk))
-            yield _log_softmax(verification.logits, self._name)
+            yield _log_softmax(verification.scores.rows, self._name)
 
 
 def _log_softmax(logits: NDArray[np.float32], name: str) -> Floats:

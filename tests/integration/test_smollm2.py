@@ -38,7 +38,7 @@ def margin(bundle: Path, ids: list[int]) -> float:
     opened = Bundle.open(bundle, check_hashes=False)
     session = open_sessions(opened, find_provider("cpu"), ["target"], None, check_hashes=False)["target"]
     target = Target(session, opened.manifest, KeyValueCache(opened.manifest.caches, 1), PhaseClock())
-    second, best = np.sort(target.prefill(0, TokenRun(ids, len(ids))).logits[0])[-2:]
+    second, best = np.sort(target.prefill(0, TokenRun(ids, len(ids))).scores.rows[0])[-2:]
     return float(best - second)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, find_provider
 from dspark.providers.cuda import CUDA, CudaSession
 from dspark.providers.cuda_graph import CAPTURED_AFTER, OPTION
+from dspark.providers.cuda_staging import ALIGNMENT
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.errors import RequestError
 from tests.providers import fake_cuda, fake_onnxruntime
@@ -50,8 +51,10 @@ def in_place_graph(folder: Path) -> Path:
 
 
 def generate(bundle: Bundle, sessions: Mapping[str, Session]) -> list[list[int]]:
+    """Greedy requests, and beside them others that read logits on the host."""
     model = DSparkInference(bundle, sessions, SpeculationOptions("fixed"), 2, bundle.manifest.target.context_length)
-    done = model.generate(PROMPTS, SamplingParams(max_new_tokens=60))
+    settings = [{}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.3}, {}]
+    done = model.generate(PROMPTS, [SamplingParams(max_new_tokens=100, **each) for each in settings])
     return [completion.token_ids for completion in done]
 
 
@@ -67,7 +70,10 @@ def test_generation_equals_the_cpu_providers(cache_form: str, drafter: str, gold
 
 
 def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.FakeCuda) -> None:
-    """In the in-place form what a round does to the cache it does on the device; what the head reads stays there."""
+    """In the in-place form what a round does to the cache it does on the device; what the head reads stays there.
+
+    Of a greedy round's results the host gets tokens and confidences only.
+    """
     bundle = Bundle.open(golden_bundle("dspark_gated", "in-place"))
     files = bundle.manifest.graphs.model_dump(exclude_none=True)
     sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
@@ -85,6 +91,7 @@ def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.
     assert drafter is not None
     base_logits = 4 * drafter.draft_length * drafter.choices
     assert max(event[1] for event in cuda.events if event[0] == "HostToDevice") < base_logits
+    assert max(event[1] for event in cuda.events if event[0] == "DeviceToHost") <= 2 * ALIGNMENT
 
 
 def test_a_cache_of_a_size_that_the_target_was_compiled_for(golden_bundle: GoldenBundle) -> None:

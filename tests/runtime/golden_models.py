@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dspark.providers import Call, Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
+from dspark.runtime.contract import CHOICES, LOGIT_SUMS
 from dspark.runtime.cost import CostTable
 from dspark.runtime.engine_settings import EngineSettings
 from dspark.runtime.inference import open_sessions
@@ -108,7 +110,15 @@ class _TamperedSession:
     tamper: Tamper
 
     def bind(self, inputs: Arrays, outputs: Arrays) -> Call:
-        return _TamperedCall(self.session.bind(inputs, outputs), partial(self.tamper, self.name, inputs, outputs))
+        return _TamperedCall(self.session.bind(inputs, outputs), partial(self._tamper, inputs, outputs))
+
+    def _tamper(self, inputs: Arrays, outputs: Arrays) -> None:
+        """What the target makes of its logits is made of those that were tampered with."""
+        self.tamper(self.name, inputs, outputs)
+        if CHOICES in outputs:
+            with np.errstate(invalid="ignore"):
+                outputs[LOGIT_SUMS][:] = outputs["logits"].sum(axis=1)
+            outputs[CHOICES][:] = outputs["logits"].argmax(axis=1)
 
 
 @dataclass

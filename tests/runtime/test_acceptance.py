@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.errors import NumericalError
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.scores import Scores
 
 SIZE = 8
 NONE = np.empty(0, np.int64)
@@ -29,22 +30,25 @@ def test_greedy_accepts_up_to_the_first_difference(accepted):
     draft = own[:4]
     if accepted < 4:
         draft[accepted] = 7
-    result = Sampler(SamplingParams(), [], SIZE).accept(rows_for(own), np.array(draft), None, None)
+    result = Sampler(SamplingParams(), [], SIZE).accept(Scores(rows_for(own)), np.array(draft), None, None)
     assert result == (accepted, own[: accepted + 1])
 
 
 def test_a_greedy_request_ignores_the_draft_logits():
     own = [3, 1]
     draft_logits = np.full((1, SIZE), np.nan, np.float32)
-    assert Sampler(SamplingParams(), [], SIZE).accept(rows_for(own), np.array([3]), draft_logits, None) == (1, own)
+    assert Sampler(SamplingParams(), [], SIZE).accept(Scores(rows_for(own)), np.array([3]), draft_logits, None) == (
+        1,
+        own,
+    )
 
 
 def test_a_request_without_draft_gets_the_targets_token():
     logits = bigram(0)
     for params in (SamplingParams(), WARM):
-        accepted, emitted = Sampler(params, [], SIZE).accept(logits[:1], NONE, None, None)
+        accepted, emitted = Sampler(params, [], SIZE).accept(Scores(logits[:1]), NONE, None, None)
         assert accepted == 0
-        assert emitted == [Sampler(params, [], SIZE).next_token(logits[0])]
+        assert emitted == [Sampler(params, [], SIZE).next_token(Scores(logits[:1]))]
 
 
 def test_a_draft_that_equals_the_target_is_accepted():
@@ -52,7 +56,7 @@ def test_a_draft_that_equals_the_target_is_accepted():
     for seed in range(200):
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), [], SIZE)
         draft = np.random.default_rng(seed).integers(0, SIZE, 3)
-        assert sampler.accept(logits, draft, logits[:3], None)[0] == 3
+        assert sampler.accept(Scores(logits), draft, logits[:3], None)[0] == 3
 
 
 def test_a_drafted_token_the_target_excludes_is_never_emitted():
@@ -61,7 +65,7 @@ def test_a_drafted_token_the_target_excludes_is_never_emitted():
     draft_logits = rows_for([draft])
     for seed in range(100):
         sampler = Sampler(SamplingParams(temperature=1.0, top_k=1, seed=seed), [], SIZE)
-        assert sampler.accept(logits, np.array([draft]), draft_logits, None) == (0, [int(logits[0].argmax())])
+        assert sampler.accept(Scores(logits), np.array([draft]), draft_logits, None) == (0, [int(logits[0].argmax())])
 
 
 @given(
@@ -75,7 +79,7 @@ def test_a_round_emits_its_accepted_tokens_and_one_more(seed, draft, temperature
     logits = random.normal(0, 2, (len(draft) + 1, SIZE)).astype(np.float32)
     draft_logits = None if chosen else random.normal(0, 2, (len(draft), SIZE)).astype(np.float32)
     sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [], SIZE)
-    accepted, emitted = sampler.accept(logits, np.array(draft, np.int64), draft_logits, None)
+    accepted, emitted = sampler.accept(Scores(logits), np.array(draft, np.int64), draft_logits, None)
     assert 0 <= accepted <= len(draft)
     assert len(emitted) == accepted + 1
     assert emitted[:accepted] == draft[:accepted]
@@ -119,7 +123,7 @@ def test_penalties_inside_a_block_equal_decoding_one_at_a_time(options, hits):
         draft = expected[len(output) : len(output) + 4]
         if hits < 4:
             draft[hits] = (draft[hits] + 1) % SIZE
-        accepted, emitted = sampler.accept(table[[(prompt + output)[-1], *draft]], np.array(draft), None, None)
+        accepted, emitted = sampler.accept(Scores(table[[(prompt + output)[-1], *draft]]), np.array(draft), None, None)
         lengths.add(accepted)
         output += emitted
     assert output == expected[: len(output)]
@@ -128,7 +132,7 @@ def test_penalties_inside_a_block_equal_decoding_one_at_a_time(options, hits):
 
     sampler, output = Sampler(SamplingParams(**options), prompt, SIZE), []
     for _ in range(50):
-        output.append(sampler.next_token(table[(prompt + output)[-1]]))
+        output.append(sampler.next_token(Scores(table[(prompt + output)[-1]][None])))
     assert output == expected[:50]
 
 
@@ -142,20 +146,20 @@ def test_nothing_follows_a_stop_token(slot, params):
     own[slot] = 7
     sampler = Sampler(params, [], SIZE, frozenset({6, 7}))
     logits = rows_for(own) * 3
-    accepted, emitted = sampler.accept(logits, np.array(own[:4]), logits[:4], None)
+    accepted, emitted = sampler.accept(Scores(logits), np.array(own[:4]), logits[:4], None)
     assert emitted == own[: slot + 1]
     assert accepted == min(slot + 1, 4)
 
 
 def test_a_stop_token_that_is_rejected_stops_nothing():
     sampler = Sampler(SamplingParams(), [], SIZE, frozenset({7}))
-    assert sampler.accept(rows_for([1, 2]), np.array([7]), None, None) == (0, [1])
+    assert sampler.accept(Scores(rows_for([1, 2])), np.array([7]), None, None) == (0, [1])
 
 
 def test_rows_behind_a_stop_token_are_not_read():
     logits = rows_for([7, 1])
     logits[1] = np.nan
-    assert Sampler(WARM, [], SIZE, frozenset({7})).accept(logits, np.array([7]), logits[:1], None) == (1, [7])
+    assert Sampler(WARM, [], SIZE, frozenset({7})).accept(Scores(logits), np.array([7]), logits[:1], None) == (1, [7])
 
 
 # --- values that are no numbers ---
@@ -169,7 +173,7 @@ def test_a_target_logit_that_is_not_finite_is_an_error(bad, params, row, token):
     logits = rows_for([2, 2, 2]) * 3
     logits[row, token] = bad
     with pytest.raises(NumericalError, match=f"target's logits of slot {row}: the logit of token {token} is {bad}"):
-        Sampler(params, [2], SIZE).accept(logits, np.array([2, 2]), None, None)
+        Sampler(params, [2], SIZE).accept(Scores(logits), np.array([2, 2]), None, None)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -178,7 +182,7 @@ def test_a_draft_logit_that_is_not_finite_is_an_error(bad):
     draft_logits = logits[:2].copy()
     draft_logits[1, 3] = bad
     with pytest.raises(NumericalError, match="drafter's logits of slot 1: the logit of token 3"):
-        Sampler(WARM, [], SIZE).accept(logits, np.array([2, 2]), draft_logits, None)
+        Sampler(WARM, [], SIZE).accept(Scores(logits), np.array([2, 2]), draft_logits, None)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "sampled"])
@@ -187,14 +191,14 @@ def test_rows_behind_a_rejection_are_not_read(params):
     logits[1:] = np.nan
     draft_logits = np.full((2, SIZE), np.nan, np.float32)
     draft_logits[0] = rows_for([5])
-    assert Sampler(params, [], SIZE).accept(logits, np.array([5, 5]), draft_logits, None) == (0, [2])
+    assert Sampler(params, [], SIZE).accept(Scores(logits), np.array([5, 5]), draft_logits, None) == (0, [2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_finite_logits_of_any_size_are_no_error(temperature):
     largest = np.finfo(np.float32).max
     logits = np.array([[largest, -largest, 0, largest / 2]], np.float32)
-    assert Sampler(SamplingParams(temperature=temperature), [], 4).next_token(logits[0]) == 0
+    assert Sampler(SamplingParams(temperature=temperature), [], 4).next_token(Scores(logits[:1])) == 0
 
 
 # --- seeds ---
@@ -208,7 +212,7 @@ def emitted_by(seed: int | None, rounds: int = 12) -> list[int]:
         for uniform in sampler.draft_uniforms(3):
             weights = np.exp(draft[chain[-1]])
             chain.append(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform)))
-        output += sampler.accept(target[chain], np.array(chain[1:]), draft[chain[:3]], None)[1]
+        output += sampler.accept(Scores(target[chain]), np.array(chain[1:]), draft[chain[:3]], None)[1]
     return output
 
 
@@ -230,8 +234,8 @@ def test_draws_do_not_depend_on_what_was_accepted():
     continuations = []
     for first_draft_logits in (rows_for([3, 3, 3]), bigram(6)[:3]):  # rejected early, accepted whole
         sampler = Sampler(SamplingParams(temperature=1.0, seed=2), [], SIZE)
-        sampler.accept(logits, draft, first_draft_logits, None)
-        continuations.append([sampler.accept(logits, draft, bigram(7)[:3], None) for _ in range(10)])
+        sampler.accept(Scores(logits), draft, first_draft_logits, None)
+        continuations.append([sampler.accept(Scores(logits), draft, bigram(7)[:3], None) for _ in range(10)])
     assert continuations[0] == continuations[1]
 
 

@@ -96,9 +96,9 @@ def test_buffers_are_counted(name: str, golden_bundle: Callable[..., Path]) -> N
     try:
         counted(target._bind, 0, 64, 6, 64 * 6, False)
         if isinstance(drafter, BlockDrafter):
-            counted(drafter._bind, 64)
+            counted(drafter._bind, 64, True)
         elif isinstance(drafter, Eagle3Drafter):
-            counted(drafter._bind, 0, 64, 6)
+            counted(drafter._bind, 0, 64, 6, True)
     finally:
         tracemalloc.stop()
     assert len(made) == 2

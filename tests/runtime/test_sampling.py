@@ -14,6 +14,7 @@ from scipy import stats
 from dspark.runtime.acceptance import Sampler
 from dspark.runtime.errors import RequestError
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.scores import Scores
 from dspark.runtime.shaping import Distribution, Penalties, shaped
 
 
@@ -270,7 +271,7 @@ def test_the_nucleus_is_the_smallest_set_with_its_mass(logits, temperature, top_
 @given(LOGITS, st.integers(0, 45), st.floats(1e-6, 1), st.floats(0, 1))
 def test_greedy_is_the_argmax_whatever_else_is_asked(logits, top_k, top_p, min_p):
     sampler = Sampler(SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p), [], len(logits))
-    assert sampler.next_token(logits) == logits.argmax()
+    assert sampler.next_token(Scores(logits[None])) == logits.argmax()
 
 
 @given(arrays(np.float64, st.integers(1, 20), elements=st.sampled_from([0.0, 1e-300, 0.5, 1.0])), st.floats(0, 1))
@@ -340,7 +341,7 @@ def first_two_tokens(
                 chain.append(index if vocabulary is None else int(vocabulary[index]))
             draft_logits = None if chosen else shown(np.array(rows, np.float32).reshape(length, draft.shape[1]))
             draft_ids = None if vocabulary is None else np.tile(vocabulary, (length, 1))
-            tokens += sampler.accept(target[chain], np.array(chain[1:], np.int64), draft_logits, draft_ids)[1]
+            tokens += sampler.accept(Scores(target[chain]), np.array(chain[1:], np.int64), draft_logits, draft_ids)[1]
         counts[tokens[0], tokens[1]] += 1
     return counts
 

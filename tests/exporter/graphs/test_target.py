@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dspark.runtime.bundle import CacheForm
+from dspark.runtime.contract import CHOICES, LOGIT_SUMS
 from tests.checkpoints import write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close, export
 from tests.graph_host import Host, Request
@@ -111,3 +112,6 @@ def test_names_and_shapes_are_the_contract(host: Host) -> None:
             else:
                 assert outputs[f"new.{layer}.{part}"] == ["B", cache.kv_heads, "T", cache.head_dim]
     assert host.in_place == ("write_index" in inputs)
+    assert {name: outputs.get(name) for name in (CHOICES, LOGIT_SUMS)} == dict.fromkeys(
+        (CHOICES, LOGIT_SUMS), ["K"] if host.in_place else None
+    )
