@@ -49,6 +49,7 @@ class HardwareScheduler(Scheduler):
         self._pauses: dict[bool, dict[int, DraftPause]] = {True: {}, False: {}}
         self._pause = DraftPause()
         self._plain = self._planned = 1.0
+        self._promised = 0.0
         self._repeatable = False
 
     def drafts(self, batch: Batch) -> bool:
@@ -68,10 +69,12 @@ class HardwareScheduler(Scheduler):
         def cost(verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:
             return self._step(batch, verified, longest) + draft
 
-        lengths = self._plan(survivals(confidence), batch, cost)
+        survival = survivals(confidence)
+        lengths = self._plan(survival, batch, cost)
         if self._rates is not None:  # the rates of what is never verified would never change
             lengths = np.maximum(lengths, np.minimum(batch.limits, 1))
         (self._planned,) = cost(np.array([lengths.sum()]), np.array([1 + lengths.max()]))
+        self._promised = float(survival[np.arange(survival.shape[1]) < lengths[:, None]].sum())
         return lengths
 
     def observe(self, rounds: Sequence[Round], seconds: float) -> None:
@@ -81,8 +84,8 @@ class HardwareScheduler(Scheduler):
         if not rounds:
             self._pause.record_plain(slowness)
             return
-        tokens = 1 + sum(each.accepted for each in rounds) / len(rounds)
-        self._pause.record(len(rounds), tokens, self._planned / self._plain, slowness)
+        promised, accepted = self._promised / len(rounds), sum(each.accepted for each in rounds) / len(rounds)
+        self._pause.record(len(rounds), promised, accepted, self._planned / self._plain, slowness)
         if self._rates is not None:
             self._rates.update(rounds)
 

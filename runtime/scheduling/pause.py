@@ -7,7 +7,11 @@ from statistics import median
 __all__ = ["PLAIN_EVERY", "TRIALS", "DraftPause"]
 
 MEMORY = 16
-"""Rounds that count: acceptance is noisy, but what a text is like changes within sentences."""
+"""Rounds that count: what a text is like changes within sentences."""
+HONESTY_MEMORY = 256
+"""Rounds over which promises are compared with what became of them."""
+HONESTY_PRIOR = 20.0
+"""Draft tokens for which promises are believed to be honest, before anything is known."""
 OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
 PRIOR = 2
@@ -22,10 +26,11 @@ FIRST_PLAIN = 2
 
 
 class DraftPause:
-    """Compares drafting with plain decoding, by what both really gave and took.
+    """Compares drafting with plain decoding by what drafts promise, as far as promises are kept, and by what both take.
 
-    When drafting loses, it pauses for as long as it takes to make up for what a trial loses. A draft after a pause
-    counts as much as the rounds it stands for. Only what earlier rounds gave decides.
+    What a draft gave would be a much noisier measure than what it promised: of two like drafts one gives nothing, the
+    other three tokens. When drafting loses, it pauses for as long as it takes to make up for what a trial loses. A
+    draft after a pause counts as much as the rounds it stands for. Only earlier rounds decide.
 
     Args:
         fewer: What is known for fewer requests, to begin with: more of them do not make drafting cheaper.
@@ -36,13 +41,16 @@ class DraftPause:
         self._timed = timed
         self._tokens: float = fewer._tokens if fewer else OPTIMISM
         self._evidence = PRIOR
+        self._promised: float = fewer._promised if fewer else HONESTY_PRIOR
+        self._kept: float = fewer._kept if fewer else HONESTY_PRIOR
         self._cost: float | None = None
         self._pause: int = fewer._pause if fewer else 0
         self._waited = 0
         self._since_plain = 0
         self._plain_every = FIRST_PLAIN
-        self._drafting: deque[float] = deque(maxlen=MEMORY)
-        self._plain: deque[float] = deque(maxlen=MEMORY)
+        self._slowness: float | None = None
+        self._drafted = False
+        self._slower: deque[float] = deque(maxlen=MEMORY)
 
     def over(self) -> bool:
         """Whether the next round drafts; called once a round."""
@@ -56,24 +64,35 @@ class DraftPause:
 
     def record_plain(self, slowness: float) -> None:
         """Notes a round that did not draft: its time over the expected."""
-        self._plain.append(slowness)
+        self._compare(slowness, drafted=False)
 
-    def record(self, requests: int, tokens: float, cost: float, slowness: float) -> None:
+    def record(self, requests: int, promised: float, accepted: float, cost: float, slowness: float) -> None:
         """Notes a round that drafted.
 
         Args:
             requests: Requests that it was for.
-            tokens: Tokens that it gave a request, on average; plain decoding gives 1.
+            promised: Draft tokens of a request that were expected to be accepted, on average.
+            accepted: Those that were.
             cost: Its expected time over that of a plain round.
             slowness: Its time over the expected.
         """
-        self._drafting.append(slowness)
+        self._compare(slowness, drafted=True)
+        tokens = 1 + promised * self._kept / self._promised
+        if promised:
+            self._promised += promised - self._promised / HONESTY_MEMORY
+            self._kept += accepted - self._kept / HONESTY_MEMORY
         evidence = requests * (self._waited + 1)
         self._evidence = min(self._evidence, MEMORY - 1) + evidence
         weight = evidence / self._evidence
         self._tokens += weight * (tokens - self._tokens)
         self._cost = cost if self._cost is None else self._cost + weight * (cost - self._cost)
-        correction = median(self._drafting) / median(self._plain) if self._plain else 1.0
+        correction = median(self._slower) if self._slower else 1.0
         lost = self._cost * correction - self._tokens / MARGIN
         self._pause = ceil(max(lost, 0) / TRIALS)
         self._waited = 0
+
+    def _compare(self, slowness: float, *, drafted: bool) -> None:
+        """Compares a round with the one before, if only one of them drafted; a second later the device may be slower."""
+        if self._slowness is not None and drafted != self._drafted:
+            self._slower.append(slowness / self._slowness if drafted else self._slowness / slowness)
+        self._slowness, self._drafted = slowness, drafted

@@ -37,12 +37,26 @@ def confident(*values: float) -> np.ndarray:
 def drafted(
     pause: DraftPause, tokens: Callable[[int], float], cost: float, rounds: int, requests: int = 1
 ) -> list[int]:
-    """The rounds that draft, if one that does gives so many tokens."""
+    """The rounds that draft, if one that does promises so many tokens and gives them."""
+    return drafted_on_promise(
+        pause, lambda index: tokens(index) - 1, lambda index: tokens(index) - 1, cost, rounds, requests
+    )
+
+
+def drafted_on_promise(
+    pause: DraftPause,
+    promised: Callable[[int], float],
+    accepted: Callable[[int], float],
+    cost: float,
+    rounds: int,
+    requests: int = 1,
+) -> list[int]:
+    """The rounds that draft, if one that does promises so many draft tokens, of which so many are accepted."""
     found = []
     for index in range(rounds):
         if pause.over():
             found.append(index)
-            pause.record(requests, tokens(index), cost, 1.0)
+            pause.record(requests, promised(index), accepted(index), cost, 1.0)
         else:
             pause.record_plain(1.0)
     return found
@@ -67,7 +81,7 @@ def test_what_rounds_take_counts_for_more_than_what_was_expected() -> None:
     for index in range(2000):
         if pause.over():
             found.append(index)
-            pause.record(1, 1.6, 1.3, 2.0)
+            pause.record(1, 0.6, 0.6, 1.3, 2.0)
         else:
             pause.record_plain(1.0)
     assert len([index for index in found if index > 500]) < 20
@@ -91,6 +105,28 @@ def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
     resumed = next(index for index in found if index >= 300)
     assert resumed <= 300 + 0.3 / TRIALS + 1
     assert len({*range(resumed, 400)} - {*found}) <= 2
+
+
+def test_luck_does_not_decide() -> None:
+    """Drafts that promise enough are made although most of them give nothing."""
+    generator = np.random.default_rng(0)
+    found = drafted_on_promise(
+        DraftPause(timed=False), lambda _: 0.7, lambda _: float(generator.choice([0, 0, 0, 3])), 1.5, 1000
+    )
+    assert len(found) > 990
+
+
+@pytest.mark.parametrize("promised", [0.2, 2.0])
+@pytest.mark.parametrize("accepted", [0.1, 1.5])
+def test_promises_count_as_far_as_they_are_kept(promised: float, accepted: float) -> None:
+    found = drafted_on_promise(DraftPause(), lambda _: promised, lambda _: accepted, 1.5, 20_000)
+    late = len([index for index in found if index >= 10_000]) / 10_000
+    assert late > 0.9 if accepted > 1 else late < 0.1
+
+
+def test_drafts_that_promise_nothing_stay_rare() -> None:
+    found = drafted_on_promise(DraftPause(), lambda _: 0.0, lambda _: 0.0, 1.5, 4000)
+    assert 4000 * TRIALS / 0.5 / 2 < len(found) < 4000 * TRIALS / 0.5 * 1.2
 
 
 def test_one_unlucky_round_does_not_stop_it() -> None:
