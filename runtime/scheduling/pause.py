@@ -92,7 +92,7 @@ class DraftPause:
         self._waited = 0
 
     def _compare(self, slowness: float, *, drafted: bool) -> None:
-        """Compares a round with the one before, if only one of them drafted; a second later the device may be slower."""
+        """Compares a round with the one before, if one of them drafted; a second later the device may be slower."""
         if self._slowness is not None and drafted != self._drafted:
             self._slower.append(slowness / self._slowness if drafted else self._slowness / slowness)
         self._slowness, self._drafted = slowness, drafted
