@@ -57,6 +57,11 @@ class DraftInput:
     uniforms: NDArray[np.float32]
     temperature: float
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn, and their distribution is needed to accept them, rather than chosen."""
+        return self.temperature > 0
+
 
 class Drafter(Protocol):
     """Follows what the target commits and proposes what might come next."""
@@ -119,11 +124,6 @@ class _Sampled:
         return Proposal(self.tokens[first], logits, ids, confidence)
 
 
-def _wants_logits(session: Session, inputs: Sequence[DraftInput]) -> bool:
-    """Whether what tokens are drawn from is to be had on the host; a greedy request's tokens are chosen, not drawn."""
-    return not isinstance(session, DeviceSession) or any(item.temperature > 0 for item in inputs)
-
-
 class BlockDrafter:
     """DSpark and DFlash: one pass drafts the block, one call of the head samples it.
 
@@ -152,6 +152,7 @@ class BlockDrafter:
         self._session = session
         self._batch = batch
         self._head_session = head_session
+        self._on_device = isinstance(head_session, DeviceSession)
         self._info = info
         self._head = head
         self._vocabulary = vocabulary
@@ -172,7 +173,7 @@ class BlockDrafter:
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         requests = len(inputs)
-        logits = _wants_logits(self._head_session, inputs)
+        logits = not self._on_device or any(item.draws for item in inputs)
         block = self._blocks.get(requests if self._batch is None else self._batch, logits)
         lengths = self._cache.lengths[DRAFT, :requests]
         block.inputs["anchor_ids"][:requests] = [item.anchor for item in inputs]
@@ -261,6 +262,7 @@ class Eagle3Drafter:
         shapes: StaticShapes | None = None,
     ) -> None:
         self._session = session
+        self._on_device = isinstance(session, DeviceSession)
         self._shapes = shapes
         self._info = info
         self._vocabulary = vocabulary
@@ -306,7 +308,7 @@ class Eagle3Drafter:
         slots = range(first_slot, first_slot + len(inputs))
         counts = [min(len(self._pending[slot].following), most) for slot in slots]
         requests = len(counts)
-        logits = _wants_logits(self._session, inputs)
+        logits = not self._on_device or any(item.draws for item in inputs)
         extension = self._extensions.get(first_slot, *(fixed or (requests, max(counts))), logits)
         lengths = self._cache.lengths[DRAFT, slots]
         buffers = extension.inputs

@@ -1,7 +1,7 @@
 """Runs the target's graph over the cache: prefill chunks and verification steps alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -134,7 +134,8 @@ class Target:
         offsets = step.fill(lengths, runs, counts)
         with self._clock.phase(phase):
             step.call.run()
-        scores = replace(step.scores)  # what an earlier step's has read from the device is not this one's
+        # Of its own, as an earlier step's remembers what it has read from the device.
+        scores = Scores(step.scores.logits, step.scores.choices, step.scores.sums)
         return Verification(scores, step.rows, step.features, offsets)
 
     def _logits_rows(self, count: int) -> Any:
@@ -280,7 +281,12 @@ def _places(counts: tuple[int, ...], width: int) -> _Places:
 
 def seen_bias(last: NDArray[np.int64], capacity: int) -> NDArray[np.float32]:
     """Bias ``[…, S]`` that shows the cached tokens up to and with index ``last``, of any shape."""
-    return np.where(np.arange(capacity) > last[..., None], np.float32(MASKED), np.float32(0))
+    return (_indices(capacity) > last[..., None]) * np.float32(MASKED)
+
+
+@lru_cache(8)
+def _indices(capacity: int) -> NDArray[np.int64]:
+    return np.arange(capacity)
 
 
 def past_bias(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.float32]:
