@@ -238,10 +238,12 @@ class Engine:
         most = self._speculation.max_draft_tokens if self._speculation else 0
         if self._settings.step_tokens is not None:
             most = min(most, max(self._settings.step_tokens // len(self._running) - 1, 0))
+        remaining = np.array([request.remaining for request in self._running], np.int64)
         return Batch(
-            limits=np.array([most if request.remaining > 1 else 0 for request in self._running], np.int64),
+            limits=np.where(remaining > 1, most, 0),
             greedy=np.array([request.sampler.greedy for request in self._running]),
             context_length=self._cache.capacity,
+            remaining=remaining,
         )
 
     def _propose(self, requests: Sequence[Request], batch: Batch) -> Proposal | None:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dspark.runtime import SamplingParams
@@ -111,6 +112,7 @@ def test_rows_of_every_kind_come_out_in_their_order(run: Run, chat_bundle: Golde
     ]
     for source, stdin in ((file, ""), ("-", file.read_text())):
         common = ["generate", bundle, "--input", source, "--max-new-tokens", "9", "--batch-size", "2"]
+        common += ["--scheduler", "fixed"]  # with others a sampled text may depend on the rest of the batch
         result = run(*common, "--json", stdin=stdin)
         assert result.code == 0
         assert [row["index"] for row in result.rows] == [0, 1, 2, 3, 4]
@@ -171,10 +173,11 @@ def test_every_option_is_one_of_the_api(run: Run, vanilla: Path) -> None:
 def test_how_to_speculate(flags: list[str], drafted: set[int], run: Run, vanilla: Path) -> None:
     result = run("generate", vanilla, "--prompt", "tead ", "--max-new-tokens", "64", "--json", *flags)
     assert result.code == 0
-    lengths = result.rows[0]["stats"]["draft_lengths"][:-1]
-    assert set(lengths) - {0} == drafted - {
-        0
-    }  # now and then a hardware scheduler decodes plainly, to know what it takes
+    stats = result.rows[0]["stats"]
+    emitted = 1 + np.cumsum([0, *stats["accepted_lengths"][:-1]]) + np.arange(stats["rounds"])
+    lengths = [length for length, before in zip(stats["draft_lengths"], emitted, strict=True) if before <= 64 - 6]
+    # Now and then a hardware scheduler decodes plainly, to know what it takes.
+    assert set(lengths) - {0} == drafted - {0}
     assert (0 in lengths) >= (0 in drafted)
     assert result.rows[0]["text"][:12] == "in the class"
 
