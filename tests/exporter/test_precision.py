@@ -220,6 +220,21 @@ def test_profiles_that_cannot_be(arguments: dict[str, Any], message: str) -> Non
         PrecisionProfile(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("linear", "tables", "size"),
+    [
+        (Precision.INT4, None, 32),
+        (Precision.INT8_BLOCKS, None, 64),
+        (Precision.FP16, Precision.INT8_BLOCKS, 64),
+        (Precision.INT4, Precision.INT8_BLOCKS, 32),
+        (Precision.INT8, None, None),
+    ],
+)
+def test_blocks_that_nobody_chose(linear: Precision, tables: Precision | None, size: int | None) -> None:
+    blocks = PrecisionProfile.of(linear, tables).blocks
+    assert blocks == (None if size is None else BlocksInfo(size=size, accuracy_level=4))
+
+
 # Manifest
 
 
