@@ -181,7 +181,8 @@ def test_how_to_speculate(flags: list[str], drafted: set[int], run: Run, vanilla
 
 BAD_ROWS: list[tuple[str, str]] = [
     ("{", "is not JSON"),
-    ("[1]", "line 4 is no JSON object"),
+    ('{"prompt": "x", "prompt": "y"}', "is not JSON: key 'prompt' stands there twice"),
+    ("[1]", "line 6 is no JSON object"),
     ("{}", "a row must have exactly one of prompt, messages, prompt_ids; this one has only nothing"),
     ('{"text": "x"}', "exactly one of prompt, messages, prompt_ids; this one has only 'text'"),
     ('{"prompt": "x", "prompt_ids": [1]}', "this one has prompt and prompt_ids"),
