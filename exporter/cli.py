@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dspark.exporter.compile import Compilation
 from dspark.exporter.errors import DSparkError, ExportError
 from dspark.exporter.export import Export, Static, export_bundle, prepare
-from dspark.exporter.precision import Precision, PrecisionProfile
+from dspark.exporter.precision import BITS, Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
 from dspark.providers import Choice
 from dspark.providers.tensorrt import TensorRtProvider
@@ -24,7 +23,7 @@ from dspark.runtime.bundle import CacheForm, Manifest
 __all__ = ["main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-messages = Console(stderr=True)
+messages = Console(stderr=True, emoji=False)
 
 
 @app.command()
@@ -47,9 +46,12 @@ def export(
         typer.Option(help="Inputs that share a scale.", show_default="64 with int8-blocks, 32 with int4"),
     ] = None,
     accuracy_level: Annotated[
-        int,
-        typer.Option(help="Least precision of activations in blocks: 1 fp32, 2 fp16, 3 bf16, 4 int8, 0 the device's."),
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Least precision of activations in blocks: 1 fp32, 2 fp16, 3 bf16, 4 int8, 0 the device's.",
+            show_default="4",
+        ),
+    ] = None,
     draft_vocabulary: Annotated[
         int | None, typer.Option(help="Tokens that the drafter may draft, the most frequent.", show_default="all")
     ] = None,
@@ -60,9 +62,12 @@ def export(
         int | None, typer.Option(help="Likeliest tokens of a slot that the head chooses from.", show_default="all")
     ] = None,
     cache_form: Annotated[
-        CacheForm,
-        typer.Option(help="Whether the target writes new rows into its cache, or returns them (NPUs cannot write)."),
-    ] = "in-place",
+        CacheForm | None,
+        typer.Option(
+            help="Whether the target writes new rows into its cache, or returns them (NPUs cannot write).",
+            show_default="in-place, where it can be",
+        ),
+    ] = None,
     compiler: Annotated[
         str | None,
         typer.Option(
@@ -110,18 +115,29 @@ def export(
     if choice is None or not isinstance(choice.provider, TensorRtProvider):
         engines = "--compile tensorrt or --compile tensorrt-rtx"
         _refuse(engines, batch_size=batch_size, max_sequence_length=max_sequence_length)
+    if drafter is None:
+        _refuse("--drafter", draft_precision=draft_precision)
+    profile, draft_profile = (
+        PrecisionProfile.of(linear, table_precision, block_size, accuracy_level)
+        for linear in (precision, draft_precision or precision)
+    )
+    if profile.blocks is None and draft_profile.blocks is None:
+        _refuse(f"a precision in blocks ({', '.join(BITS)})", block_size=block_size, accuracy_level=accuracy_level)
+    delta = fixed or (choice is not None and "in-place" not in choice.provider.cache_forms)
+    if delta and cache_form == "in-place":
+        raise ExportError("--cache-form in-place is for devices that write into the cache; this export needs delta")
     batch = 1 if static_batch is None else static_batch
     planned = prepare(
         target,
         drafter,
         output,
         force=force,
-        precision=PrecisionProfile.of(precision, table_precision, block_size, accuracy_level),
-        draft_precision=PrecisionProfile.of(draft_precision or precision, table_precision, block_size, accuracy_level),
+        precision=profile,
+        draft_precision=draft_profile,
         draft_vocabulary=draft_vocabulary,
         draft_vocabulary_from=draft_vocabulary_from,
         draft_top_k=draft_top_k,
-        cache_form="delta" if fixed or (choice and "in-place" not in choice.provider.cache_forms) else cache_form,
+        cache_form="delta" if delta else cache_form or "in-place",
         static=Static(batch, static_chunk, tuple(static_cache or ())) if fixed else None,
     )
     compilation = None if choice is None else Compilation.of(choice, planned, batch_size, max_sequence_length)
@@ -174,9 +190,11 @@ def _export(planned: Export, compilation: Compilation | None) -> Manifest:
 
 
 def _show(manifest: Manifest, output: Path) -> None:
-    table = Table("File", "Megabytes", title=escape(f"Wrote {output}"), title_justify="left")
+    table = Table("File", "Megabytes")
     for name, info in manifest.files.items():
         table.add_row(name, f"{info.bytes / 1e6:,.1f}")
     table.add_section()
     table.add_row("total", f"{sum(info.bytes for info in manifest.files.values()) / 1e6:,.1f}")
-    Console().print(table)
+    console = Console()
+    console.print(f"Wrote {output}", markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(table)

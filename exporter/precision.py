@@ -7,7 +7,7 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.graphs.encodings import BFloat16, Blocks, Encoding, Encodings, Float16, Float32, Int8, Int8Weights
 from dspark.runtime.bundle import BlocksInfo
 
-__all__ = ["Precision", "PrecisionProfile"]
+__all__ = ["BITS", "Precision", "PrecisionProfile"]
 
 
 class Precision(StrEnum):
@@ -60,20 +60,22 @@ class PrecisionProfile:
         linear: Precision,
         tables: Precision | None = None,
         block_size: int | None = None,
-        accuracy_level: int = 4,
+        accuracy_level: int | None = None,
     ) -> "PrecisionProfile":
         """A profile whose tables follow its linear layers, but for int4, where they are int8."""
+        tables = tables or (Precision.INT8 if linear is Precision.INT4 else linear)
+        usual = BLOCK_SIZES.get(linear, BLOCK_SIZES.get(tables, cls.block_size))
         return cls(
             linear,
-            tables or (Precision.INT8 if linear is Precision.INT4 else linear),
-            BLOCK_SIZES.get(linear, cls.block_size) if block_size is None else block_size,
-            accuracy_level,
+            tables,
+            usual if block_size is None else block_size,
+            cls.accuracy_level if accuracy_level is None else accuracy_level,
         )
 
     @property
     def blocks(self) -> BlocksInfo | None:
         """What the manifest says of blocks."""
-        if self.linear not in BITS:
+        if BITS.keys().isdisjoint((self.linear, self.tables)):
             return None
         return BlocksInfo(size=self.block_size, accuracy_level=self.accuracy_level)
 

@@ -164,7 +164,7 @@ class PrecisionInfo(_Model):
     Attributes:
         linear: Of the linear layers.
         tables: Of embedding and LM head.
-        blocks: Set if the linear layers' weights lie in blocks.
+        blocks: Set if weights lie in blocks.
     """
 
     linear: PrecisionName

@@ -25,7 +25,7 @@ __all__ = [
     "refuse_given",
 ]
 
-messages = Console(stderr=True)
+messages = Console(stderr=True, emoji=False)
 
 BundleArgument = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Scheduler = Annotated[

@@ -5,6 +5,7 @@ from contextlib import closing
 from itertools import takewhile
 
 from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import Chunk, DSparkInference
 from dspark.runtime.sampling import SamplingParams
 
@@ -15,15 +16,20 @@ class Conversation:
     """Messages with a model; what it has read of them before is not computed again.
 
     Args:
-        inference: The loaded bundle; it must have a chat template.
+        inference: The loaded bundle.
         system: A system message to begin with.
 
     Attributes:
         messages: The messages so far.
         reused_tokens: Prompt tokens of the last turn that were in the cache already.
+
+    Raises:
+        RequestError: The bundle has no chat template.
     """
 
     def __init__(self, inference: DSparkInference, system: str | None = None) -> None:
+        if inference.text is None or not inference.text.has_chat_template:
+            raise RequestError("this bundle has no chat template, which a conversation needs; use generate")
         self.messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self.reused_tokens = 0
         self._inference = inference
@@ -37,7 +43,7 @@ class Conversation:
         does not count.
 
         Raises:
-            RequestError: The conversation no longer fits the context, or the bundle has no chat template.
+            RequestError: The conversation no longer fits the context, or the template refuses it.
             NumericalError: The model returned values that are not finite.
         """
         asked = [*self.messages, {"role": "user", "content": text}]

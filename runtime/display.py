@@ -18,7 +18,7 @@ __all__ = ["key_value_table", "notices", "show_bundle", "show_engines", "show_pl
 
 def notices(console: Console) -> Callable[[str], None]:
     """A function that prints plain lines."""
-    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    return partial(console.print, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def key_value_table(title: str, rows: dict[str, object]) -> Table:

@@ -94,7 +94,15 @@ def profile_graphs(
         console: Shows the progress.
         selection: What runs the graphs.
         profile: A serving profile, by name or file.
+
+    Raises:
+        RequestError: There is nothing to generate, or a row or the profile is refused.
     """
+    if not rows or max_new_tokens < 2:
+        raise RequestError(
+            f"a profile of graphs needs prompts and max_new_tokens of at least 2; "
+            f"there are {len(rows)} prompts and {max_new_tokens}"
+        )
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
     serving = find_profile(profile)

@@ -263,6 +263,8 @@ def _schedulers(
     """The schedulers' options by name; those named must fit the bundle, by default all that fit are taken."""
     if names is None:
         names = [name for name in get_args(SchedulerName) if _fits(name, manifest)]
+    if manifest.drafter is None or set(names) == {"off"}:
+        replace(options, scheduler="off").resolve(manifest)  # nothing would follow what else is given
     if options.confidence_threshold is not None and "threshold" not in names:
         raise RequestError(
             f"confidence_threshold belongs to scheduler 'threshold', which is not among {', '.join(names)}"

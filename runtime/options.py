@@ -89,6 +89,9 @@ class SpeculationOptions:
         if drafter is None:
             if name not in (None, "off"):
                 raise RequestError(f"scheduler {name!r} needs a drafter, and this bundle has none; use 'off'")
+            for option in ("max_draft_tokens", "confidence_threshold"):
+                if getattr(self, option) is not None:
+                    raise RequestError(f"{option} needs a drafter, and this bundle has none; leave it out")
             return None
         most = drafter.draft_length if self.max_draft_tokens is None else self.max_draft_tokens
         if not isinstance(most, int) or not 1 <= most <= drafter.draft_length:

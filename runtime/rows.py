@@ -9,6 +9,7 @@ from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, Prompt
 from dspark.runtime.request import Completion, Request, Stats
 from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.versioned_file import unique_keys
 
 __all__ = ["completion_row", "parse_row", "read_rows", "refused"]
 
@@ -21,7 +22,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any] | RequestErr
         if not line.strip():
             continue
         try:
-            row = json.loads(line.removeprefix(BOM_UTF8).decode())
+            row = json.loads(line.removeprefix(BOM_UTF8).decode(), object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             yield RequestError(f"line {number} is not JSON: {error}")
             continue

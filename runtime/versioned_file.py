@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspark.runtime.errors import BundleError
 
-__all__ = ["read_versioned"]
+__all__ = ["read_versioned", "unique_keys"]
 
 Content = TypeVar("Content", bound=BaseModel)
 
@@ -42,7 +42,7 @@ def read_versioned(file: Path, model: type[Content], version: int, advice: str =
         found = SchemaVersion.model_validate_json(content).schema_version
         if found != version:
             raise BundleError(f"{file}: schema version {found}; this runtime reads version {version}{advice}")
-        json.loads(content, object_pairs_hook=_refuse_repeated_keys)
+        json.loads(content, object_pairs_hook=unique_keys)
         return model.model_validate_json(content)
     except ValidationError as error:
         raise BundleError(f"{file}: {_first_problem(error)}{advice}") from error
@@ -50,8 +50,11 @@ def read_versioned(file: Path, model: type[Content], version: int, advice: str =
         raise BundleError(f"{file}: {error}{advice}") from error
 
 
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
-    """Pydantic would take the last of them.
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of whose repeated keys a parser would take the last.
+
+    Args:
+        pairs: Its keys and values, as ``json.loads`` passes them to its ``object_pairs_hook``.
 
     Raises:
         ValueError: A key of an object stands there twice.
@@ -61,6 +64,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise ValueError(f"key {key!r} stands there twice")
         seen.add(key)
+    return dict(pairs)
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -25,6 +25,8 @@ __all__ = ["FEWEST_ROUNDS", "run_calibration"]
 
 FEWEST_ROUNDS = 200
 """Below this the calibration error of fifteen bins is mostly noise."""
+UNDRAFTED = 2
+"""Tokens of a request that no draft gives: the first comes from the prompt, the last is decoded without one."""
 
 
 def run_calibration(
@@ -72,20 +74,20 @@ def run_calibration(
     with console.status(Text(f"Loading {path}")):
         sessions = open_sessions(bundle, selection, list(manifest.precision), threads, None)
         inference = DSparkInference(bundle, sessions, options, batch_size, limit)
+        possible = 0
         for dataset in datasets:
-            dataset.check(inference, every[0])
+            for requests in dataset.batches(inference, every[0], batch_size, seed):
+                limits = [request.sampler.params.max_new_tokens for request in requests]
+                possible += len(every) * sum(max(limit - UNDRAFTED, 0) for limit in limits)
             for index, row in enumerate(dataset.rows):
                 if "temperature" in row:
                     raise RequestError(
                         f"{dataset.name}, row {index}: has its own temperature; give --temperature instead"
                     )
+    _check_rounds(possible, "at most ")
     rounds = _record(inference, datasets, every, batch_size, seed, console)
     table = RoundTable.of(rounds, manifest.drafter.draft_length, confidence=True)
-    if len(table) < FEWEST_ROUNDS:
-        raise RequestError(
-            f"these prompts give {len(table)} drafts; calibration needs at least {FEWEST_ROUNDS}, better thousands: "
-            f"give more prompts or a larger max_new_tokens"
-        )
+    _check_rounds(len(table))
     with console.status("Fitting"):
         fitted = fit_temperatures(table)
     calibration = Calibration(
@@ -98,6 +100,14 @@ def run_calibration(
     )
     write_whole(bundle.file(CALIBRATION), f"{calibration.model_dump_json(indent=2)}\n".encode())
     return calibration
+
+
+def _check_rounds(count: int, about: str = "") -> None:
+    if count < FEWEST_ROUNDS:
+        raise RequestError(
+            f"these prompts give {about}{count} drafts; calibration needs at least {FEWEST_ROUNDS}, better thousands: "
+            f"give more prompts or a larger max_new_tokens"
+        )
 
 
 def _record(

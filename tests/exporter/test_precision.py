@@ -19,7 +19,7 @@ from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationO
 from dspark.runtime.bundle import BlocksInfo, PrecisionInfo
 from tests.checkpoints import edit, write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close
-from tests.graph_host import Host
+from tests.graph_host import Host, Request
 
 Array = np.ndarray
 TEXT = [5, 12, 19, 26, 33, 40, 50, 57, 64, 3, 10, 17]
@@ -111,6 +111,26 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, bundle: Callable[[
     together = host.step([host.request(text) for text in texts], [1] * len(texts), spare=1)[0]
     for one, other in zip(alone, together, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("int8", 0), ("int8-blocks", 0), ("fp16", 1e-5), ("int8-weights", 1e-5), ("int4", 1e-5)]
+)
+def test_many_tokens_are_the_same_as_one_at_a_time(name: str, tolerance: float, bundle: Callable[[str], Path]) -> None:
+    """A verification's logits and cache rows, in a cache as the runtime's: of one size, a multiple of 64."""
+    host = Host(bundle(name))
+
+    def step(request: Request, count: int) -> Array:
+        return host.step([request], [count], spare=64 - request.length - count)[0][0]
+
+    for count in range(2, 9):
+        together, alone = host.request(TEXT), host.request(TEXT)
+        for request in (together, alone):
+            step(request, 4)
+        logits = step(together, count)
+        expected = np.concatenate([step(alone, 1) for _ in range(count)])
+        for found, wanted in ((logits, expected), (together.rows, alone.rows)):
+            assert np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("name", [*ERRORS, "bf16"])
@@ -218,6 +238,21 @@ def test_bf16_is_refused_on_the_cpu_by_name(bundle: Callable[[str], Path]) -> No
 def test_profiles_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         PrecisionProfile(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("linear", "tables", "size"),
+    [
+        (Precision.INT4, None, 32),
+        (Precision.INT8_BLOCKS, None, 64),
+        (Precision.FP16, Precision.INT8_BLOCKS, 64),
+        (Precision.INT4, Precision.INT8_BLOCKS, 32),
+        (Precision.INT8, None, None),
+    ],
+)
+def test_blocks_that_nobody_chose(linear: Precision, tables: Precision | None, size: int | None) -> None:
+    blocks = PrecisionProfile.of(linear, tables).blocks
+    assert blocks == (None if size is None else BlocksInfo(size=size, accuracy_level=4))
 
 
 # Manifest

@@ -184,7 +184,8 @@ def test_how_to_speculate(flags: list[str], drafted: set[int], run: Run, vanilla
 
 BAD_ROWS: list[tuple[str, str]] = [
     ("{", "is not JSON"),
-    ("[1]", "line 4 is no JSON object"),
+    ('{"prompt": "x", "prompt": "y"}', "is not JSON: key 'prompt' stands there twice"),
+    ("[1]", "line 6 is no JSON object"),
     ("{}", "a row must have exactly one of prompt, messages, prompt_ids; this one has only nothing"),
     ('{"text": "x"}', "exactly one of prompt, messages, prompt_ids; this one has only 'text'"),
     ('{"prompt": "x", "prompt_ids": [1]}', "this one has prompt and prompt_ids"),
@@ -246,6 +247,7 @@ def test_only_bad_rows_are_exit_code_1(run: Run, vanilla: Path) -> None:
         (["--prompt", "x", "--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         (["--prompt", "x", "--scheduler", "off", "--confidence-threshold", "0.5"], "belongs to scheduler 'threshold'"),
         (["--prompt", "x", "--scheduler", "off", "--max-draft-tokens", "2"], "does not go with scheduler 'off'"),
+        (["--prompt", "x", "--provider", "cpu:a:"], "--provider cpu:a:: 'a:' is no option; write cpu:key=value"),
         (["--prompt", "x", "--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; it must be from 1 to"),
         (["--prompt", "x", "--max-new-tokens", "512"], "the limit is 512"),
@@ -259,6 +261,26 @@ def test_bad_options_are_one_line_and_exit_code_1(arguments: list[str], message:
     assert result.error.startswith("error: ")
     assert message in result.error
     assert result.error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [
+        ("--max-draft-tokens", "2", "max_draft_tokens"),
+        ("--confidence-threshold", "0.3", "confidence_threshold"),
+        ("--scheduler", "fixed", "scheduler 'fixed'"),
+    ],
+)
+def test_without_a_drafter_nothing_can_be_said_of_drafts(
+    option: str, value: str, name: str, run: Run, golden_bundle: GoldenBundle
+) -> None:
+    """But by a serving profile, which many bundles share."""
+    bundle = golden_bundle("qwen3_target")
+    for command in (["generate", "--prompt", "x"], ["chat"], ["bench"], ["bench", "--profile-graph"]):
+        result = run(command[0], bundle, *command[1:], option, value)
+        assert (result.code, result.out.strip()) == (1, "")
+        assert result.error.startswith(f"error: {name} needs a drafter, and this bundle has none; ")
+    assert run("generate", bundle, "--prompt", "tead ", "--profile", "flash", "--max-new-tokens", "6").out == "in the\n"
 
 
 @pytest.mark.parametrize(
@@ -339,6 +361,12 @@ def test_a_refused_message_does_not_end_the_chat(run: Run, chat_bundle: GoldenBu
     assert result.error == "error: the chat template refuses the messages: as you wish\n"
     assert text is not None
     assert text in result.out
+
+
+def test_a_conversation_needs_a_template(run: Run, vanilla: Path) -> None:
+    result = run("chat", vanilla, stdin="what is a class\n")
+    assert (result.code, result.out.strip()) == (1, "")
+    assert result.error == "error: this bundle has no chat template, which a conversation needs; use generate\n"
 
 
 def test_ctrl_c_breaks_an_answer_off(run: Run, chat_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,6 +480,8 @@ def test_bench_refuses_what_generate_refuses(run: Run, vanilla: Path) -> None:
         (["--max-new-tokens", "1"], "max_new_tokens of at least 2"),
         (["--repeats", "0"], "repeats of at least 1"),
         (["--profile-graph", "--repeats", "2"], "--repeats does not go with --profile-graph"),
+        (["--profile-graph", "--max-new-tokens", "0"], "max_new_tokens of at least 2; there are 4 prompts and 0"),
+        (["--profile-graph", "--input", "/dev/null"], "needs prompts and max_new_tokens of at least 2; there are 0"),
     ):
         result = run("bench", vanilla, *arguments)
         assert result.code == 1

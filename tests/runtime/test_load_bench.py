@@ -199,6 +199,7 @@ def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> N
             ("--confidence-threshold", "0.5", "--schedulers", "off, fixed"),
             "confidence_threshold belongs to scheduler 'threshold', which is not among off, fixed",
         ),
+        (("--max-draft-tokens", "2", "--schedulers", "off"), "max_draft_tokens does not go with scheduler 'off'"),
         (("--concurrency", "1,x"), "--concurrency 1,x: must be whole numbers, separated by commas"),
         (("--scheduler", "off"), "--scheduler off chooses one; with --load use --schedulers"),
         (("--report", "/dev/null"), "--report /dev/null: /dev/null is no folder"),
@@ -210,6 +211,13 @@ def test_wrong_arguments_are_refused(
     result = run("bench", golden_bundle("dspark_vanilla"), "--load", *arguments)
     assert result.code == 1
     assert message in result.error
+
+
+@pytest.mark.parametrize("option", ["--max-draft-tokens", "--confidence-threshold"])
+def test_without_a_drafter_nothing_can_be_said_of_drafts(option: str, run: Run, golden_bundle: GoldenBundle) -> None:
+    result = run("bench", golden_bundle("qwen3_target"), "--load", option, "1")
+    assert (result.code, result.out) == (1, "")
+    assert "needs a drafter, and this bundle has none; leave it out" in result.error
 
 
 @pytest.mark.parametrize(

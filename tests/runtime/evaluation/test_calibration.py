@@ -165,7 +165,8 @@ def test_calibrate_again(run: Run, copied: Path, prompts: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("dspark_vanilla", ["--max-new-tokens", "8"], "drafts; calibration needs at least 200, better thousands"),
+        ("dspark_vanilla", ["--max-new-tokens", "40"], "drafts; calibration needs at least 200, better thousands"),
+        ("dspark_vanilla", ["--max-new-tokens", "8"], f"these prompts give at most {2 * 6 * len(PROMPTS)} drafts; cal"),
         ("dspark_vanilla", ["--samples", "0"], "samples is 0; it must be at least 1"),
         ("dspark_vanilla", ["--temperature", "-1"], "temperature = -1.0: must be greater than or equal to 0"),
         ("dspark_vanilla", ["--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
