@@ -19,6 +19,7 @@ from dspark.exporter.verify import require_verify_dependencies, show_comparisons
 from dspark.providers import Choice
 from dspark.providers.tensorrt import TensorRtProvider
 from dspark.runtime.bundle import CacheForm, Manifest
+from dspark.runtime.display import notices
 
 __all__ = ["main"]
 
@@ -185,7 +186,7 @@ def _export(planned: Export, compilation: Compilation | None) -> Manifest:
 
         manifest = export_bundle(planned, lambda count: progress.advance(task, count), compile_into)
     for line in built:
-        messages.print(line, highlight=False, markup=False, soft_wrap=True)
+        notices(messages)(line)
     return manifest
 
 
@@ -196,5 +197,5 @@ def _show(manifest: Manifest, output: Path) -> None:
     table.add_section()
     table.add_row("total", f"{sum(info.bytes for info in manifest.files.values()) / 1e6:,.1f}")
     console = Console()
-    console.print(f"Wrote {output}", markup=False, highlight=False, emoji=False, soft_wrap=True)
+    notices(console)(f"Wrote {output}")
     console.print(table)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.providers.session import Buffer
-from dspark.runtime.shaping import require_finite
+from dspark.runtime.shaping import has_finite_sum, require_finite
 
 __all__ = ["Scores"]
 
@@ -63,7 +63,4 @@ class Scores:
 
     def finite(self, index: int) -> bool:
         """Whether a row's logits have a finite sum, which others than finite ones never have."""
-        if self.sums is not None:
-            return math.isfinite(self.sums[index])
-        with np.errstate(over="ignore", invalid="ignore"):
-            return math.isfinite(self.rows[index].sum())
+        return has_finite_sum(self.rows[index]) if self.sums is None else math.isfinite(self.sums[index])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.sampling import SamplingParams
 
-__all__ = ["Distribution", "Penalties", "proposed", "require_finite", "shaped"]
+__all__ = ["Distribution", "Penalties", "has_finite_sum", "proposed", "require_finite", "shaped"]
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -122,6 +122,12 @@ class Penalties:
         return penalised
 
 
+def has_finite_sum(logits: Logits) -> bool:
+    """Whether a row's sum is finite, which others than finite values never have; finite ones may overflow it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(logits.sum())
+
+
 def require_finite(logits: Logits, name: str) -> None:
     """Makes sure that all values of a row are finite.
 
@@ -132,10 +138,8 @@ def require_finite(logits: Logits, name: str) -> None:
     Raises:
         NumericalError: The row holds a NaN or an infinity; names its token id.
     """
-    # One pass without a temporary: nothing that is not finite gets out of a sum. Finite values may overflow it.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(logits.sum()):
-            return
+    if has_finite_sum(logits):  # one pass without a temporary
+        return
     finite = np.isfinite(logits)
     if not finite.all():
         token = int(finite.argmin())

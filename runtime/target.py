@@ -173,10 +173,12 @@ class Target:
         if self._info.rope_lengths:
             inputs["rope_lengths"] = np.zeros(total, np.int64)
 
-        scores: dict[str, Any] = {"logits": self._logits_rows(scored)}
+        logits = self._logits_rows(scored)
+        cached, outputs, scores = dict(inputs), {"logits": logits}, Scores(logits)
         if self._in_place:
-            scores |= {CHOICES: np.zeros(scored, np.int64), LOGIT_SUMS: np.zeros(scored, np.float32)}
-        cached, outputs = dict(inputs), dict(scores)
+            choices, sums = np.zeros(scored, np.int64), np.zeros(scored, np.float32)
+            outputs |= {CHOICES: choices, LOGIT_SUMS: sums}
+            scores = Scores(logits, choices, sums)
         rows = {}
         for group in self._groups:
             past_names, kept_names = _names(group, in_place=self._in_place)
@@ -192,7 +194,7 @@ class Target:
         features = None
         if self._drafter is not None and self._drafter.kind == "eagle3":
             features = outputs[FEATURE] = np.zeros((total, self._drafter.hidden_size), np.float32)
-        return _Step(self._session.bind(cached, outputs), inputs, Scores(*scores.values()), rows, features, last_only)
+        return _Step(self._session.bind(cached, outputs), inputs, scores, rows, features, last_only)
 
 
 def _names(group: int, *, in_place: bool) -> tuple[LayerNames | None, LayerNames]:

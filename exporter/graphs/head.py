@@ -15,7 +15,7 @@ from dspark.exporter.graphs.layers import linear, unsqueeze
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, GREEDY_TEMPERATURE
 
-__all__ = ["DraftSampler", "build_head", "step_values"]
+__all__ = ["DraftSampler", "build_head"]
 
 BIN = 256
 """Tokens a bin of the two-level inverse CDF: two short cumulative sums are faster and rounder than one over V."""
@@ -86,7 +86,7 @@ class DraftSampler:
             self._ids = g.reshape(ids, -1, length * drafter.choices)
             g.output(DRAFT_IDS, ids, INT64, "B", length, drafter.choices)
         uniforms = g.op("Min", g.input("uniform", FLOAT, "B", length), g.floats(ALMOST_ONE))
-        self._uniforms = g.split(uniforms, [1] * length, axis=1)
+        self._uniforms = step_values(g, uniforms, length)
         temperature = unsqueeze(g, g.input("temperature", FLOAT, "B"), 1)
         self._greedy = g.op("Less", temperature, g.floats(GREEDY_TEMPERATURE))
         self._temperature = unsqueeze(g, g.op("Max", temperature, g.floats(GREEDY_TEMPERATURE)), 2)
