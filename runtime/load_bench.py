@@ -1,13 +1,14 @@
 """The engine under load: every scheduler at every concurrency, in one interleaved run.
 
-Each of C users sends a prompt, waits for the whole answer, and sends the next one. A *turn* is one scheduler at one
-concurrency; turns of all schedulers follow each other at every concurrency, so that noise hits all of them.
+Each of C users sends a prompt, waits for the whole answer, and sends the next one. Every scheduler has an engine of its
+own, and only that engine's steps count as its time. The one that is behind goes next, so a moment in which the machine
+is slow is slow for all of them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice, pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,6 +24,7 @@ from dspark.providers import Selection
 from dspark.runtime.bundle import Bundle, Manifest
 from dspark.runtime.calibration import read_calibration
 from dspark.runtime.display import notices
+from dspark.runtime.engine import Engine
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, check_batch_size, longest_text, open_sessions
 from dspark.runtime.options import SchedulerName, SpeculationOptions
@@ -51,7 +53,7 @@ class LoadSettings(_Model):
         concurrencies: Numbers of users.
         max_new_tokens: Tokens generated a prompt at most.
         requests_per_user: Requests that every user sends in a turn.
-        repeats: Turns of every scheduler at every concurrency.
+        repeats: Times that every concurrency is measured, each with the next prompts of the file.
         threads: Host threads; None: one a core.
         profile: A serving profile, by name or file.
         providers: What runs the graphs, as after ``--provider``.
@@ -138,6 +140,7 @@ class _Load:
         tokens: Emitted while all users had a request under way.
         seconds: How long they had.
         ended: Requests that ended.
+        firsts: Seconds from when each request was made to its first token.
         speeds: Tokens a second of each request, from its first token on.
         gaps: Seconds before each token but the first.
     """
@@ -145,24 +148,36 @@ class _Load:
     tokens: int = 0
     seconds: float = 0.0
     ended: list[Request] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
     def cell(self, scheduler: str, concurrency: int) -> LoadCell:
         stats = [request.stats for request in self.ended]
         rounds = sum(each.rounds for each in stats)
-        firsts = [each.time_to_first_token for each in stats if each.time_to_first_token is not None]
         return LoadCell(
             scheduler=scheduler,
             concurrency=concurrency,
             requests=len(self.ended),
             tokens_per_second=self.tokens / self.seconds,
             tokens_per_second_per_user=median(self.speeds) if self.speeds else None,
-            time_to_first_token=Percentiles.of(firsts),
+            time_to_first_token=Percentiles.of(self.firsts),
             time_between_tokens=Percentiles.of(self.gaps),
             verified_tokens=sum(sum(each.draft_lengths) for each in stats) / rounds if rounds else None,
             acceptance_length=1 + sum(sum(each.accepted_lengths) for each in stats) / rounds if rounds else None,
         )
+
+    def end(self, request: Request, seen: Sequence[tuple[float, int]]) -> None:
+        """Takes in a request that ended, and when it had how many tokens: none when it was made, and so on."""
+        self.ended.append(request)
+        (made, _), (first, one), *_ = seen
+        self.firsts.append(first - made)
+        for (before, fewer), (now, tokens) in pairwise(seen[1:]):
+            if tokens > fewer:
+                self.gaps += [(now - before) / (tokens - fewer)] * (tokens - fewer)
+        last, tokens = seen[-1]
+        if last > first:
+            self.speeds.append((tokens - one) / (last - first))
 
 
 def run_load_benchmark(
@@ -217,14 +232,16 @@ def run_load_benchmark(
         task = progress.add_task(
             "Measuring", total=settings.repeats * len(ways) * settings.requests_per_user * sum(settings.concurrencies)
         )
-        for repeat in range(settings.repeats):
-            for users in settings.concurrencies:
-                for name, inference in list(ways.items())[:: -1 if repeat % 2 else 1]:
-                    progress.update(task, description=f"{name}, {users} users")
-                    turn = islice(cycle(prompts), users * settings.requests_per_user)
-                    requests = (parse_row(inference, row, params, raw=False) for row in turn)
-                    for _ in _run_turn(inference, requests, users, loads[users, name]):
-                        progress.advance(task)
+        for repeat, users in product(range(settings.repeats), settings.concurrencies):
+            progress.update(task, description=f"Measuring {users} users")
+            count = users * settings.requests_per_user
+            taken = list(islice(cycle(prompts), repeat * count, (repeat + 1) * count))
+            turns = [
+                _Turn(inference.engine, _requests(inference, taken, params), users, loads[users, name])
+                for name, inference in ways.items()
+            ]
+            for ended in _side_by_side(turns):
+                progress.advance(task, ended)
     return LoadReport(
         bundle=path.resolve().name,
         target=manifest.target.name,
@@ -316,42 +333,73 @@ def _warm_up(inference: DSparkInference, prompts: Sequence[Row], params: Samplin
     Raises:
         RequestError: A row is refused.
     """
-    requests = [parse_row(inference, row, params, raw=False) for row in prompts]
-    inference.run([max(requests, key=lambda request: request.most_tokens)])
+    inference.run([max(_requests(inference, prompts, params), key=lambda request: request.most_tokens)])
 
 
-def _run_turn(inference: DSparkInference, supply: Iterator[Request], users: int, load: _Load) -> Iterator[None]:
-    """Keeps as many requests under way as there are users, until there are no more; yields whenever one ends."""
-    engine = inference.engine
-    arrivals: dict[Request, list[tuple[float, int]]] = {}
-    start, full = perf_counter(), True
-    while True:
-        for request in islice(supply, users - len(arrivals)):
-            arrivals[request] = []
-            engine.submit(request)
-        if full and len(arrivals) < users:
-            full = False
-            load.seconds += perf_counter() - start
-        if not arrivals:
-            break
-        touched = engine.step()
-        now = perf_counter()
+def _requests(inference: DSparkInference, rows: Sequence[Row], params: SamplingParams) -> Iterator[Request]:
+    """A request for each row, made when its turn comes.
+
+    Raises:
+        RequestError: A row is refused.
+    """
+    return (parse_row(inference, row, params, raw=False) for row in rows)
+
+
+class _Turn:
+    """Keeps as many requests under way in an engine as there are users, until there are no more.
+
+    Args:
+        engine: The engine.
+        supply: The requests.
+        users: How many there are under way.
+        load: Takes the measurements.
+
+    Attributes:
+        seconds: What its steps have taken so far: its clock, which stands still while other engines work.
+        done: Whether all requests have ended.
+    """
+
+    def __init__(self, engine: Engine, supply: Iterator[Request], users: int, load: _Load) -> None:
+        self.seconds = 0.0
+        self.done = False
+        self._engine = engine
+        self._supply = supply
+        self._users = users
+        self._load = load
+        self._full = True
+        self._seen: dict[Request, list[tuple[float, int]]] = {}
+        """Of the requests under way: when they had how many tokens."""
+        self._refill()
+
+    def step(self) -> int:
+        """Takes a step; returns how many requests ended."""
+        start = perf_counter()
+        touched = self._engine.step()
+        took = perf_counter() - start
+        self.seconds += took
+        self._load.seconds += self._full * took
+        ended = 0
         for request in touched:
             if request.failure is not None:
                 raise request.failure
-            seen = arrivals[request][-1][1] if arrivals[request] else 0
-            arrivals[request].append((now, len(request.output_ids)))
-            load.tokens += full * (len(request.output_ids) - seen)
+            seen, tokens = self._seen[request], len(request.output_ids)
+            self._load.tokens += self._full * (tokens - seen[-1][1])
+            seen.append((self.seconds, tokens))
             if request.finish_reason is not None:
-                _end(request, arrivals.pop(request), load)
-                yield
+                self._load.end(request, self._seen.pop(request))
+                ended += 1
+        self._refill()
+        return ended
+
+    def _refill(self) -> None:
+        for request in islice(self._supply, self._users - len(self._seen)):
+            self._seen[request] = [(self.seconds, 0)]
+            self._engine.submit(request)
+        self._full &= len(self._seen) == self._users
+        self.done = not self._seen
 
 
-def _end(request: Request, arrivals: Sequence[tuple[float, int]], load: _Load) -> None:
-    load.ended.append(request)
-    for (before, seen), (now, tokens) in pairwise(arrivals):
-        if tokens > seen:
-            load.gaps += [(now - before) / (tokens - seen)] * (tokens - seen)
-    if len(arrivals) > 1:
-        (first, one), (last, tokens) = arrivals[0], arrivals[-1]
-        load.speeds.append((tokens - one) / (last - first))
+def _side_by_side(turns: Iterable[_Turn]) -> Iterator[int]:
+    """Takes all steps of all turns, always of the one that is behind; yields how many requests ended."""
+    while turns := [turn for turn in turns if not turn.done]:
+        yield min(turns, key=lambda turn: turn.seconds).step()

@@ -15,7 +15,8 @@ from dspark.runtime.load_bench import (
     LoadSettings,
     Percentiles,
     _Load,
-    _run_turn,
+    _side_by_side,
+    _Turn,
     run_load_benchmark,
 )
 from dspark.runtime.options import SchedulerName
@@ -77,11 +78,12 @@ class Asked:
 
 
 class Clockwork:
-    """An engine whose step takes a second and gives every request two tokens, six in all."""
+    """An engine whose step takes a second, or as told, and gives every request two tokens, six in all."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.engine = self
+    now = 0.0
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
         self.running: list[Asked] = []
         self.most = 0
 
@@ -90,24 +92,28 @@ class Clockwork:
         self.most = max(self.most, len(self.running))
 
     def step(self) -> list[Asked]:
-        self.now += 1.0
+        Clockwork.now += self.seconds
         touched = list(self.running)
         for request in touched:
             request.output_ids += [0, 0]
             if len(request.output_ids) == 6:
                 request.finish_reason = "length"
-                request.stats = Stats(3, [4, 2, 0], [1, 1, 1], time_to_first_token=1.0)
+                request.stats = Stats(3, [4, 2, 0], [1, 1, 1])
                 self.running.remove(request)
         return touched
+
+
+def turn_of(works: Clockwork, count: int, users: int, load: _Load) -> _Turn:
+    engine: Any = works
+    requests: Any = (Asked() for _ in range(count))
+    return _Turn(engine, requests, users, load)
 
 
 @pytest.mark.parametrize(("users", "count"), [(1, 1), (2, 5), (3, 3), (4, 12)])
 def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     works, load = Clockwork(), _Load()
-    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: works.now)
-    inference: Any = works
-    requests: Any = (Asked() for _ in range(count))
-    assert len(list(_run_turn(inference, requests, users, load))) == count
+    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: Clockwork.now)
+    assert sum(_side_by_side([turn_of(works, count, users, load)])) == count
     assert works.most == users
     assert load.seconds == 3.0 * (count // users)  # afterwards some user has nothing to do
     assert load.cell("fixed", users) == LoadCell(
@@ -121,6 +127,14 @@ def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.Monk
         verified_tokens=2.0,
         acceptance_length=2.0,
     )
+
+
+def test_engines_work_side_by_side_and_each_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: Clockwork.now)
+    slow, fast = (turn_of(Clockwork(seconds), 8, 2, _Load()) for seconds in (3.0, 1.0))
+    for _ in _side_by_side([slow, fast]):
+        assert fast.done or abs(slow.seconds - fast.seconds) <= 3.0  # never further than a step apart
+    assert (slow.seconds, fast.seconds) == (36.0, 12.0)
 
 
 def test_every_scheduler_that_fits_is_measured_by_default(golden_bundle: GoldenBundle) -> None:
