@@ -5,6 +5,7 @@ Rows of rejected tokens do not count, so there is nothing to roll back.
 
 import math
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ __all__ = ["TOKEN_STEP", "KeyValueCache", "common_allocator", "fixed_capacity", 
 
 TOKEN_STEP = 64
 """Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
+
+REMEMBERED = 16
+"""Requests that left; what none of the last ones needed is given back."""
 
 
 def host_zeros(shape: tuple[int, ...], dtype: type[np.float32]) -> NDArray[np.float32]:
@@ -49,7 +53,6 @@ class KeyValueCache:
         groups: Shapes of the groups, the target's first.
         slots: Requests it has room for; memory is touched only when they are used.
         allocate: Makes an array of zeros of a shape and type, for example ``DeviceSession.device_array``.
-        capacity: Tokens that a slot has room for at first.
         capacities: The only capacities it may have, ascending; by default any.
 
     Attributes:
@@ -62,14 +65,14 @@ class KeyValueCache:
         groups: Sequence[CacheInfo],
         slots: int,
         allocate: Callable[..., Any] = host_zeros,
-        capacity: int = TOKEN_STEP,
         capacities: Sequence[int] | None = None,
     ) -> None:
         self._infos = tuple(groups)
         self._allocate = allocate
         self._capacities = capacities
-        self._arrays = [self._zeros(info, slots, capacities[0] if capacities else capacity) for info in self._infos]
         self.lengths = np.zeros((len(self._infos), slots), np.int64)
+        self._arrays = [self._zeros(info, self._capacity_for(1)) for info in self._infos]
+        self._needed = deque([0], REMEMBERED)
         self.version = 0
 
     @property
@@ -89,20 +92,21 @@ class KeyValueCache:
 
     def reserve(self, tokens: int) -> None:
         """Makes room for this many tokens in every slot."""
+        self._needed[-1] = max(self._needed[-1], tokens)
         if tokens <= self.capacity:
             return
-        if self._capacities is None:
-            grown = max(tokens, self.capacity + self.capacity // 8)
-            grown = -(-grown // TOKEN_STEP) * TOKEN_STEP
-        else:
-            grown = next(capacity for capacity in self._capacities if capacity >= tokens)
-        for group, info in enumerate(self._infos):
-            old = self._arrays[group]
-            self._arrays[group] = self._zeros(info, self.lengths.shape[1], grown)
-            for slot in np.flatnonzero(self.lengths[group]):  # empty slots stay untouched memory
-                used = self.lengths[group, slot]
-                self._arrays[group][:, :, slot, :, :used] = old[:, :, slot, :, :used]
-        self.version += 1
+        least = tokens if self._capacities else max(tokens, self.capacity + self.capacity // 8)
+        self._reallocate(self._capacity_for(least))
+
+    def trim(self) -> None:
+        """Gives up capacity, which costs memory and attention's time, when a request has left.
+
+        It does so if the last requests needed half of it at most: then it seldom has to grow again.
+        """
+        fitting = self._capacity_for(max(1, *self._needed, int(self.lengths.max())))
+        if len(self._needed) == REMEMBERED and 2 * fitting <= self.capacity:
+            self._reallocate(fitting)
+        self._needed.append(0)
 
     def append(self, group: int, slot: int, new: NDArray[np.float32]) -> None:
         """Appends the keys and values of committed tokens.
@@ -150,8 +154,23 @@ class KeyValueCache:
         single.copy(0, self, slot)
         return single
 
-    def _zeros(self, info: CacheInfo, slots: int, tokens: int) -> Any:
-        return self._allocate((info.layers, 2, slots, info.kv_heads, tokens, info.head_dim), np.float32)
+    def _capacity_for(self, tokens: int) -> int:
+        """The smallest capacity that so many tokens fit into."""
+        if self._capacities is None:
+            return -(-tokens // TOKEN_STEP) * TOKEN_STEP
+        return next(capacity for capacity in self._capacities if capacity >= tokens)
+
+    def _reallocate(self, capacity: int) -> None:
+        for group, info in enumerate(self._infos):
+            old = self._arrays[group]
+            self._arrays[group] = self._zeros(info, capacity)
+            for slot in np.flatnonzero(self.lengths[group]):  # empty slots stay untouched memory
+                used = self.lengths[group, slot]
+                self._arrays[group][:, :, slot, :, :used] = old[:, :, slot, :, :used]
+        self.version += 1
+
+    def _zeros(self, info: CacheInfo, tokens: int) -> Any:
+        return self._allocate((info.layers, 2, self.lengths.shape[1], info.kv_heads, tokens, info.head_dim), np.float32)
 
 
 def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) -> KeyValueCache:
@@ -163,10 +182,10 @@ def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) 
         slots: Requests it has room for; a bundle of fixed shapes has its own number.
     """
     allocate = common_allocator([session for name, session in sessions.items() if name != "head"], host_zeros)
-    shapes = manifest.shapes
+    shapes, compiled = manifest.shapes, fixed_capacity(sessions)
     if shapes is not None:
-        return KeyValueCache(manifest.caches, shapes.batch, allocate, capacities=shapes.capacities)
-    return KeyValueCache(manifest.caches, slots, allocate, fixed_capacity(sessions) or TOKEN_STEP)
+        return KeyValueCache(manifest.caches, shapes.batch, allocate, shapes.capacities)
+    return KeyValueCache(manifest.caches, slots, allocate, None if compiled is None else (compiled,))
 
 
 def common_allocator(sessions: Sequence[Session], on_host: Callable[..., Any]) -> Callable[..., Any]:

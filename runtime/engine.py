@@ -239,11 +239,14 @@ class Engine:
         if self._settings.step_tokens is not None:
             most = min(most, max(self._settings.step_tokens // len(self._running) - 1, 0))
         remaining = np.array([request.remaining for request in self._running], np.int64)
+        lengths = self._cache.lengths[TARGET, : len(self._running)]
+        # A step writes as many rows of every request as of that with the longest draft.
+        spare = (lengths + remaining).max() - lengths.max()
         return Batch(
             limits=np.where(remaining > 1, most, 0),
             greedy=np.array([request.sampler.greedy for request in self._running]),
             context_length=self._cache.capacity,
-            remaining=remaining,
+            useful=np.minimum(remaining, spare) - 1,
         )
 
     def _propose(self, requests: Sequence[Request], batch: Batch) -> Proposal | None:
@@ -291,6 +294,7 @@ class Engine:
             self._move(last, last + 1)
         else:
             self._cache.truncate(last, 0)
+        self._cache.trim()
 
     def _move(self, slot: int, source: int) -> None:
         self._cache.copy(slot, self._cache, source)

@@ -328,7 +328,7 @@ def _options(text: str, options: SpeculationOptions) -> SpeculationOptions:
 
 
 def _warm_up(inference: DSparkInference, prompts: Sequence[Row], params: SamplingParams) -> None:
-    """Runs the longest text once: afterwards the cache is as large as it gets, and no graph is called the first time.
+    """Runs the longest text once: afterwards no graph is called the first time.
 
     Raises:
         RequestError: A row is refused.

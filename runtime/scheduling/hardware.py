@@ -61,12 +61,9 @@ class HardwareScheduler(Scheduler):
         return super().drafts(batch) and self._pause.over()
 
     def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
-        """Chooses prefix lengths by survival and cost.
-
-        What a request may not emit any more is worth nothing, and would make the cache longer, which all steps pay for.
-        """
-        if batch.remaining is not None:
-            batch = replace(batch, limits=np.minimum(batch.limits, batch.remaining - 1))
+        """Chooses prefix lengths by survival and cost; what is not useful is worth nothing."""
+        if batch.useful is not None:
+            batch = replace(batch, limits=np.minimum(batch.limits, batch.useful))
         if self._rates is not None:
             confidence = np.tile(self._rates.values, (batch.requests, 1))
         assert confidence is not None, "a bundle without a confidence head needs rates"

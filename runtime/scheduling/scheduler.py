@@ -24,13 +24,14 @@ class Batch:
         limits: Draft tokens that each can use at most, int64 ``[R]``.
         greedy: Whether each takes its likeliest tokens, so that its output does not depend on the schedule, ``[R]``.
         context_length: Cached tokens that the step's attention reads of each request, padding included.
-        remaining: Tokens that each may still emit, int64 ``[R]``; None if there is no end in sight.
+        useful: Draft tokens beyond which each could not emit them any more, or the cache would have to be longer for
+            them than for what will be kept, int64 ``[R]``; None if there is no end in sight.
     """
 
     limits: NDArray[np.int64]
     greedy: NDArray[np.bool_]
     context_length: int
-    remaining: NDArray[np.int64] | None = None
+    useful: NDArray[np.int64] | None = None
 
     @property
     def requests(self) -> int:

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from dspark.providers.cuda_memory import Cuda
 from dspark.runtime.bundle import CacheInfo
-from dspark.runtime.cache import TOKEN_STEP, KeyValueCache
+from dspark.runtime.cache import REMEMBERED, TOKEN_STEP, KeyValueCache
 from tests.providers import fake_cuda
 
 GROUPS = (CacheInfo(layers=2, kv_heads=1, head_dim=3), CacheInfo(layers=1, kv_heads=2, head_dim=2))
@@ -90,6 +90,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.reserve(tokens)
         assert self.cache.capacity >= tokens
 
+    @rule(times=st.integers(1, 2 * REMEMBERED))
+    def trim(self, times: int) -> None:
+        for _ in range(times):
+            self.cache.trim()
+        assert self.cache.capacity >= self.cache.lengths.max()
+
     @rule(target=extracted, slot=slots)
     def extract(self, slot: int) -> tuple[KeyValueCache, tuple[list, ...]]:
         return self.cache.extract(slot), tuple(list(held) for held in self.expected[slot])
@@ -153,6 +159,48 @@ def test_growing_takes_few_copies() -> None:
         cache.append(0, 0, rows(0, count, 1))
     assert cache.version <= 32
     assert cache.capacity < 4000 * 1.2
+
+
+def request_of(cache: KeyValueCache, tokens: int) -> None:
+    """A request of so many tokens comes and leaves."""
+    cache.append(0, 0, rows(0, 1.0, tokens))
+    cache.truncate(0, 0)
+    cache.trim()
+
+
+def test_what_no_request_needs_any_more_is_given_back() -> None:
+    cache = KeyValueCache(GROUPS, SLOTS)
+    cache.append(1, 2, rows(1, 1.0, 130))  # goes on running all the time
+    request_of(cache, 1000)
+    for _ in range(REMEMBERED - 1):
+        request_of(cache, 50)
+        assert cache.capacity == 1024
+    request_of(cache, 50)
+    assert cache.capacity == 192
+    assert np.array_equal(stacked(cache, 1)[:, :, 2, :, :130], rows(1, 1.0, 130))
+    for tokens in [192, 50] * 2 * REMEMBERED:
+        request_of(cache, tokens)
+        assert cache.capacity == 192
+
+
+def test_more_than_half_of_the_capacity_is_not_given_back() -> None:
+    cache = KeyValueCache(GROUPS, SLOTS)
+    request_of(cache, 256)
+    for _ in range(2 * REMEMBERED):
+        request_of(cache, 129)
+        assert cache.capacity == 256
+
+
+def test_of_the_only_capacities_it_takes_the_smallest_that_fits() -> None:
+    cache = KeyValueCache(GROUPS, SLOTS, capacities=(64, 256, 1024))
+    request_of(cache, 300)
+    for _ in range(REMEMBERED):
+        request_of(cache, 200)
+    assert cache.capacity == 256
+    fixed = KeyValueCache(GROUPS, SLOTS, capacities=(1024,))
+    for _ in range(2 * REMEMBERED):
+        request_of(fixed, 1)
+        assert (fixed.capacity, fixed.version) == (1024, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -19,7 +19,17 @@ from dspark.runtime.engine import PREFILL_CHUNK
 from dspark.runtime.inference import open_sessions
 from dspark.runtime.request import Request
 from dspark.runtime.target import TARGET, Target, TokenRun
-from tests.runtime.golden_models import PROMPTS, Arrays, ids, load, outcome, tampered
+from tests.costs import cost_table
+from tests.runtime.golden_models import (
+    DRAFTERS,
+    PROMPTS,
+    Arrays,
+    ids,
+    load,
+    load_with_costs,
+    outcome,
+    tampered,
+)
 
 GoldenBundle = Callable[[str], Path]
 
@@ -469,6 +479,30 @@ def test_what_rejected_tokens_leave_does_not_spoil_their_request(name: str, gold
 
 
 # --- memory ---
+
+
+@pytest.mark.parametrize(("name", "options"), SPECULATING)
+def test_after_a_long_text_the_cache_is_as_short_again_as_others_need(
+    name: str, options: SpeculationOptions | None, golden_bundle: GoldenBundle
+) -> None:
+    bundle = golden_bundle(name)
+    cases = CASES[:9] * 3
+    inference = load(bundle, 3, options)
+    inference.generate([LONG], SamplingParams(max_new_tokens=1))
+    long = inference.engine._cache.capacity
+    assert [outcome(each) for each in completions(inference, cases)] == alone(load(bundle, 1, options), CASES[:9]) * 3
+    assert inference.engine._cache.capacity == 64 < long // 2
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_make_the_cache_no_longer_than_texts_come_to(name: str, golden_bundle: GoldenBundle) -> None:
+    costs = cost_table(lambda *_: 1.0)  # so that all that is useful is verified
+    inference = load_with_costs(golden_bundle(name), "hardware", costs, 3)
+    lengths = [65 - len(prompt) for prompt in PROMPTS[:3]]  # the last token is never cached
+    done = inference.generate(PROMPTS[:3], [SamplingParams(max_new_tokens=length) for length in lengths])
+    assert [len(each.token_ids) for each in done] == lengths
+    assert sum(sum(each.stats.draft_lengths) for each in done) > 20
+    assert inference.engine._cache.capacity == 64
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -221,10 +221,10 @@ def test_limits_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["hardware", "hardware-async"])
-def test_what_may_not_be_emitted_any_more_is_not_verified(name: str) -> None:
+def test_what_is_not_useful_is_not_verified(name: str) -> None:
     made = {"hardware": HardwareScheduler, "hardware-async": AsyncHardwareScheduler}[name]
     decides = made(CostModel(cost_table(lambda *_: 1.0)), None)
-    ending = Batch(np.full(4, 5), np.ones(4, bool), 128, remaining=np.array([2, 4, 6, 100]))
+    ending = Batch(np.full(4, 5), np.ones(4, bool), 128, useful=np.array([1, 3, 5, 99]))
     for _ in range(4):
         assert decides.schedule(np.full((4, 5), 0.999, np.float32), ending).tolist() == [1, 3, 5, 5]
 
