@@ -33,6 +33,7 @@ __all__ = [
     "CostKey",
     "CostModel",
     "CostTable",
+    "DraftCurve",
     "StepCurve",
     "check_cost_folder",
     "cost_file",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 COST_FOLDER = "cost"
-COST_VERSION = 1
+COST_VERSION = 2
 
 Floats = NDArray[np.float64]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -120,6 +121,26 @@ class StepCurve(_Model):
         return self
 
 
+class DraftCurve(_Model):
+    """Drafts over a cache of so many tokens.
+
+    Attributes:
+        context_length: Cached tokens of each request that attention reads.
+        sample_requests: Requests R of a draft, rising from 1.
+        sample_drafts_per_sec: Drafts for so many requests a second, the median of several.
+    """
+
+    context_length: Context
+    sample_requests: tuple[Count, ...] = Field(min_length=1)
+    sample_drafts_per_sec: tuple[Rate, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DraftCurve":
+        _check_samples("sample_requests", self.sample_requests, 1)
+        _check_lengths(self, "sample_requests", "sample_drafts_per_sec")
+        return self
+
+
 class CostTable(_Model):
     """What was measured.
 
@@ -128,22 +149,20 @@ class CostTable(_Model):
         brief: Whether little time was spent on it; another brief measurement may then take its place.
         max_batch_tokens: The largest N of a step.
         curves: Steps, at the smallest context for 1 request and more, at longer ones for 1 request.
-        draft_requests: Requests R of a draft, rising from 1.
-        sample_drafts_per_sec: Drafts of so many requests a second, the median of several.
+        draft_curves: Drafts, at the smallest context for 1 request and more, maybe at a longer one for 1 request.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     key: CostKey
     brief: bool = False
     max_batch_tokens: Count
     curves: tuple[StepCurve, ...] = Field(min_length=1)
-    draft_requests: tuple[Count, ...] = Field(min_length=1)
-    sample_drafts_per_sec: tuple[Rate, ...]
+    draft_curves: tuple[DraftCurve, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> "CostTable":
-        _check_samples("draft_requests", self.draft_requests, 1)
-        _check_lengths(self, "draft_requests", "sample_drafts_per_sec")
+        contexts = [curve.context_length for curve in self.draft_curves]
+        _check_samples("context_length of draft_curves", contexts, contexts[0])
         shortest = min(curve.context_length for curve in self.curves)
         alone = {curve.context_length: curve.sample_batch_tokens for curve in self.curves if curve.requests == 1}
         if shortest not in alone:
@@ -185,7 +204,11 @@ class CostModel:
     """
 
     def __init__(self, table: CostTable) -> None:
-        self._drafts = np.array(table.draft_requests), 1 / np.array(table.sample_drafts_per_sec)
+        near_drafts, far_drafts = table.draft_curves[0], table.draft_curves[-1]
+        self._drafts = np.array(near_drafts.sample_requests), 1 / np.array(near_drafts.sample_drafts_per_sec)
+        self._draft_context = near_drafts.context_length
+        slower = 1 / far_drafts.sample_drafts_per_sec[0] - 1 / near_drafts.sample_drafts_per_sec[0]
+        self._draft_slope = max(slower, 0) / max(far_drafts.context_length - near_drafts.context_length, 1)
         self._context = min(curve.context_length for curve in table.curves)
         self._rows = {
             curve.requests: _per_request(curve)
@@ -216,9 +239,9 @@ class CostModel:
         seconds = linear + requests * max(context_length, self._context) * self._attention(longest)
         return np.asarray(np.maximum(seconds, self._least))  # a sum of large parts that nearly cancel each other
 
-    def draft_seconds(self, requests: int) -> float:
-        """Time of drafting for so many requests."""
-        return self._draft(requests)
+    def draft_seconds(self, requests: int, context_length: int) -> float:
+        """Time of drafting for so many requests, of each of which attention reads so many cached tokens."""
+        return self._draft(requests) + requests * max(context_length - self._draft_context, 0) * self._draft_slope
 
     def _without_attention(self, requests: int, draft_tokens: int) -> Floats:
         """Time ``[draft_tokens + 1]`` of steps that verify 0, 1, … draft tokens, but for reading the context."""

@@ -33,10 +33,10 @@ def show_profile(profile: Profile, console: Console) -> None:
         )
     console.print(table)
     table = Table(title="Drafts", title_justify="left")
-    for column in ("requests", "median ms", "least", "most", "outliers"):
+    for column in ("requests", "context", "median ms", "least", "most", "outliers"):
         table.add_column(column, justify="right")
-    for requests, times in sorted(profile.drafts.items()):
-        table.add_row(str(requests), *_times(times), _outliers(times))
+    for (context, requests), times in sorted(profile.drafts.items()):
+        table.add_row(str(requests), str(context), *_times(times), _outliers(times))
     console.print(table)
 
 
@@ -62,7 +62,11 @@ def _draw_curves(profile: Profile, figure: "Figure") -> None:
         curves.setdefault((shape.requests, shape.context_length), {})[shape.requests * shape.tokens] = times
     for (requests, context), points in curves.items():
         _draw(steps, points, f"{requests} request{'s' if requests > 1 else ''}, {context} cached tokens")
-    _draw(drafts, dict(sorted(profile.drafts.items())), "drafts")
+    draft_curves: dict[int, dict[int, list[float]]] = {}
+    for (context, requests), times in sorted(profile.drafts.items()):
+        draft_curves.setdefault(context, {})[requests] = times
+    for context, points in draft_curves.items():
+        _draw(drafts, points, f"{context} cached tokens")
     steps.set(xlabel="tokens verified by a step", ylabel="milliseconds")
     steps.set_xscale("log", base=2)
     steps.xaxis.set_major_formatter("{x:.0f}")
@@ -70,7 +74,7 @@ def _draw_curves(profile: Profile, figure: "Figure") -> None:
     for axes in (steps, drafts):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    steps.legend(fontsize="small")
+        axes.legend(fontsize="small")
 
 
 def _draw(axes: "Axes", points: dict[int, list[float]], label: str) -> None:

@@ -1,6 +1,6 @@
 """Measures what steps and drafts cost: whole by ``dspark-run profile``, briefly when a bundle comes without a table.
 
-Steps run on a cache that only claims to hold text, since time does not depend on what tokens mean. All shapes take
+Steps run on a cache that holds no text, since time does not depend on what tokens mean. All shapes take
 turns, so that a slow moment of the machine does not fall on one of them alone.
 """
 
@@ -16,7 +16,7 @@ from dspark.providers import Provider, Selection, Session
 from dspark.runtime.bundle import Bundle
 from dspark.runtime.cache import make_cache
 from dspark.runtime.clock import PhaseClock
-from dspark.runtime.cost import CostKey, CostTable, StepCurve, cost_file, cost_key, read_costs, write_costs
+from dspark.runtime.cost import CostKey, CostTable, DraftCurve, StepCurve, cost_file, cost_key, read_costs, write_costs
 from dspark.runtime.drafting import Drafter, DraftInput, make_drafter
 from dspark.runtime.errors import BundleError
 from dspark.runtime.options import SpeculationPlan
@@ -82,17 +82,20 @@ class Profile:
 
     Attributes:
         steps: Of steps, by shape.
-        drafts: Of drafts, by the number of requests.
+        drafts: Of drafts, by the context and the number of requests.
     """
 
     steps: defaultdict[StepShape, list[float]] = field(default_factory=lambda: defaultdict(list))
-    drafts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    drafts: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def table(self, key: CostKey, *, brief: bool = False) -> CostTable:
         """The medians; ``brief`` says that little time was spent on them."""
         curves: defaultdict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
         for shape, times in sorted(self.steps.items()):
             curves[shape.requests, shape.context_length].append((shape.requests * shape.tokens, 1 / median(times)))
+        drafts: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        for (context, requests), times in sorted(self.drafts.items()):
+            drafts[context].append((requests, 1 / median(times)))
         return CostTable(
             key=key,
             brief=brief,
@@ -106,8 +109,14 @@ class Profile:
                 )
                 for (requests, context), points in curves.items()
             ),
-            draft_requests=tuple(sorted(self.drafts)),
-            sample_drafts_per_sec=tuple(1 / median(times) for _, times in sorted(self.drafts.items())),
+            draft_curves=tuple(
+                DraftCurve(
+                    context_length=context,
+                    sample_requests=tuple(requests for requests, _ in points),
+                    sample_drafts_per_sec=tuple(rate for _, rate in points),
+                )
+                for context, points in drafts.items()
+            ),
         )
 
 
@@ -123,7 +132,7 @@ def outliers(times: list[float]) -> list[float]:
 def measure(
     bundle: Bundle, sessions: Mapping[str, Session], grid: Grid, advance: Callable[[], None] = lambda: None
 ) -> Profile:
-    """Measures steps of all requests at a short context, of one request at a long one too, and drafts.
+    """Measures steps and drafts of all requests at a short context, and of one request at a long one too.
 
     Args:
         bundle: A bundle with a drafter.
@@ -144,11 +153,12 @@ def measure(
             near.draft(requests, measured)
         if far.context_length > near.context_length:
             far.steps(1, grid.tokens, measured)
+            far.draft(1, measured)
         if repeat:  # a shape's first call is slow
             for shape, times in measured.steps.items():
                 profile.steps[shape] += times
-            for requests, times in measured.drafts.items():
-                profile.drafts[requests] += times
+            for place, times in measured.drafts.items():
+                profile.drafts[place] += times
         advance()
     return profile
 
@@ -200,7 +210,7 @@ def find_costs(
 
 
 class _Bench:
-    """Steps and drafts over a cache that claims to be full.
+    """Steps and drafts over a cache that is full.
 
     Args:
         bundle: A bundle with a drafter.
@@ -219,6 +229,10 @@ class _Bench:
         self._cache.reserve(context_length)
         self.context_length = self._cache.capacity
         self._held = self.context_length - (manifest.drafter.draft_length + 1)  # so that no step makes it grow
+        for group, info in enumerate(manifest.caches):
+            rows = np.ones((info.layers, 2, info.kv_heads, self._held, info.head_dim), np.float32)
+            for slot in range(slots):
+                self._cache.append(group, slot, rows)  # memory that was never written takes no time to read
         self._target = Target(sessions["target"], manifest, self._cache, clock)
         self._drafter: Drafter = make_drafter(bundle, sessions, self._cache, clock)
         self._begin(slots)
@@ -235,7 +249,7 @@ class _Bench:
         self.steps(requests, (1,), profile)
         start = perf_counter()
         self._drafter.propose([self._input] * requests)
-        profile.drafts[requests].append(perf_counter() - start)
+        profile.drafts[self.context_length, requests].append(perf_counter() - start)
 
     def _begin(self, requests: int) -> None:
         for slot in range(requests):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle
-from dspark.runtime.cost import CostKey, CostTable, StepCurve, cost_key, write_costs
+from dspark.runtime.cost import CostKey, CostTable, DraftCurve, StepCurve, cost_key, write_costs
 
 __all__ = ["KEY", "cost_table", "write_flat_costs"]
 
@@ -26,13 +26,14 @@ def linear(requests: int, tokens: int, context: int) -> float:
 
 def cost_table(
     step: Callable[[int, int, int], float] = linear,
-    draft: Callable[[int], float] = lambda requests: 0.5 + 0.1 * requests,
+    draft: Callable[[int, int], float] = lambda requests, context: 0.5 + 0.1 * requests + requests * context / 4096,
     *,
     max_requests: int = 8,
     draft_length: int = 5,
     key: CostKey = KEY,
 ) -> CostTable:
-    """A table of made-up costs in milliseconds: ``step`` of requests, all tokens and context, ``draft`` of requests."""
+    """A table of made-up costs in milliseconds: ``step`` of requests, all tokens and context, ``draft`` of requests
+    and context."""
     counts = sorted({1, 2, max_requests // 2, max_requests} - {0})
     tokens = range(1, draft_length + 2)
     return CostTable(
@@ -47,8 +48,14 @@ def cost_table(
             )
             for requests, context in [(1, 1024), *[(count, 128) for count in counts]]
         ),
-        draft_requests=tuple(counts),
-        sample_drafts_per_sec=tuple(1e3 / draft(count) for count in counts),
+        draft_curves=tuple(
+            DraftCurve(
+                context_length=context,
+                sample_requests=tuple(requests),
+                sample_drafts_per_sec=tuple(1e3 / draft(count, context) for count in requests),
+            )
+            for context, requests in ((128, counts), (1024, [1]))
+        ),
     )
 
 
@@ -59,5 +66,5 @@ def write_flat_costs(path: Path) -> None:
         return
     key = cost_key(bundle, find_provider("cpu"), 1)
     length = bundle.manifest.drafter.draft_length
-    flat = cost_table(lambda *_: 1.0, lambda _: 1e-6, max_requests=64, draft_length=length, key=key)
+    flat = cost_table(lambda *_: 1.0, lambda *_: 1e-6, max_requests=64, draft_length=length, key=key)
     write_costs(bundle, flat)

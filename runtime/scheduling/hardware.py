@@ -32,8 +32,13 @@ class RoundCosts(Protocol):
         ``longest`` is the most tokens of one request, its anchor included; attention is padded to them.
         """
 
-    def draft_seconds(self, requests: int) -> float:
-        """Time of drafting for so many requests."""
+    def draft_seconds(self, requests: int, context_length: int) -> float:
+        """Time of drafting for so many requests, of each of which attention reads so many cached tokens."""
+
+
+def _useful(batch: Batch) -> Batch:
+    """The batch without draft tokens that are worth nothing."""
+    return batch if batch.useful is None else replace(batch, limits=np.minimum(batch.limits, batch.useful))
 
 
 class HardwareScheduler(Scheduler):
@@ -58,16 +63,15 @@ class HardwareScheduler(Scheduler):
         self._repeatable = not batch.greedy.all()
         self._pause = self._pause_for(batch.requests)
         (self._plain,) = self._step(batch, np.zeros(1, np.int64), np.ones(1, np.int64))
-        return super().drafts(batch) and self._pause.over()
+        return super().drafts(_useful(batch)) and self._pause.over()
 
     def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
-        """Chooses prefix lengths by survival and cost; what is not useful is worth nothing."""
-        if batch.useful is not None:
-            batch = replace(batch, limits=np.minimum(batch.limits, batch.useful))
+        """Chooses prefix lengths by survival and cost."""
+        batch = _useful(batch)
         if self._rates is not None:
             confidence = np.tile(self._rates.values, (batch.requests, 1))
         assert confidence is not None, "a bundle without a confidence head needs rates"
-        draft = self._costs.draft_seconds(batch.requests)
+        draft = self._costs.draft_seconds(batch.requests, batch.context_length)
 
         def cost(verified: NDArray[np.int64], longest: NDArray[np.int64]) -> Floats:
             return self._step(batch, verified, longest) + draft

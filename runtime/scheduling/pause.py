@@ -16,6 +16,8 @@ OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
 PRIOR = 2
 """Drafts that this belief, or what fewer requests showed, counts for."""
+TRUST = 4
+"""Comparisons with what rounds take that the expected times weigh as much as: a shape's first rounds are slow."""
 MARGIN = 1.05
 """What drafting must gain: around the point where both are equal, noise would decide, and at times wrongly."""
 TRIALS = 0.01
@@ -50,7 +52,7 @@ class DraftPause:
         self._plain_every = FIRST_PLAIN
         self._slowness: float | None = None
         self._drafted = False
-        self._slower: deque[float] = deque(maxlen=MEMORY)
+        self._slower = deque([1.0] * TRUST, maxlen=MEMORY)
 
     def over(self) -> bool:
         """Whether the next round drafts; called once a round."""
@@ -86,8 +88,7 @@ class DraftPause:
         weight = evidence / self._evidence
         self._tokens += weight * (tokens - self._tokens)
         self._cost = cost if self._cost is None else self._cost + weight * (cost - self._cost)
-        correction = median(self._slower) if self._slower else 1.0
-        lost = self._cost * correction - self._tokens / MARGIN
+        lost = self._cost * median(self._slower) - self._tokens / MARGIN
         self._pause = ceil(max(lost, 0) / TRIALS)
         self._waited = 0
 

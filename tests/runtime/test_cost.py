@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ def copied(golden_bundle: GoldenBundle, tmp_path: Path) -> Path:
 
 def key_of(path: Path) -> CostKey:
     return cost_key(Bundle.open(path), CPU, 1)
+
+
+def drafts(requests: list[int], rates: Sequence[float] = (1, 1, 1, 1), context: int = 128) -> dict[str, list[Any]]:
+    curve = {"context_length": context, "sample_requests": requests, "sample_drafts_per_sec": [*rates]}
+    return {"draft_curves": [curve]}
 
 
 # --- the file ---
@@ -117,15 +122,20 @@ def test_a_table_from_elsewhere_is_refused(change: dict[str, object], message: s
     ("change", "message"),
     [
         ("{", "Invalid JSON"),
-        ({"schema_version": 2}, "schema version 2; this runtime reads version 1"),
+        ({"schema_version": 3}, "schema version 3; this runtime reads version 2"),
         ({"curves": []}, "curves: Tuple should have at least 1 item"),
-        ({"draft_requests": [1]}, "sample_drafts_per_sec has 4 values and draft_requests 1; they must be equally long"),
-        ({"draft_requests": [2, 4, 6, 8]}, r"draft_requests is \[2, 4, 6, 8\]; it must rise, from 1 on"),
-        ({"draft_requests": [1, 4, 2, 8]}, r"draft_requests is \[1, 4, 2, 8\]; it must rise, from 1 on"),
-        ({"draft_requests": [1, 2, 2, 8]}, r"draft_requests is \[1, 2, 2, 8\]; it must rise, from 1 on"),
+        ({"draft_curves": []}, "draft_curves: Tuple should have at least 1 item"),
+        (drafts([1]), "sample_drafts_per_sec has 4 values and sample_requests 1; they must be equally long"),
+        (drafts([2, 4, 6, 8]), r"sample_requests is \[2, 4, 6, 8\]; it must rise, from 1 on"),
+        (drafts([1, 4, 2, 8]), r"sample_requests is \[1, 4, 2, 8\]; it must rise, from 1 on"),
+        (drafts([1, 2, 2, 8]), r"sample_requests is \[1, 2, 2, 8\]; it must rise, from 1 on"),
         (
-            {"sample_drafts_per_sec": [1, 1e-320, 1, 1]},
+            drafts([1, 2, 4, 8], [1, 1e-320, 1, 1]),
             "per_sec.1: Input should be greater than or equal to 0.000001, not 1e-320",
+        ),
+        (
+            {"draft_curves": 2 * drafts([1, 2, 4, 8])["draft_curves"]},
+            r"context_length of draft_curves is \[128, 128\]; it must rise, from 128 on",
         ),
         ({"max_batch_tokens": 47}, "max_batch_tokens is 47; the largest of sample_batch_tokens is 48"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
@@ -213,16 +223,16 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
         "key": KEY.model_dump(),
         "max_batch_tokens": numbers[-1] * lengths[-1],
         "curves": curves,
-        "draft_requests": numbers,
-        "sample_drafts_per_sec": [draw(RATES) for _ in numbers],
+        **drafts(numbers, [draw(RATES) for _ in numbers], near),
     }
+    if draw(st.booleans()):
+        content["draft_curves"] += drafts([1], [draw(RATES)], draw(st.sampled_from([256, 1 << 30])))["draft_curves"]
     for _ in range(draw(st.integers(0, 2))):
         curve = draw(st.sampled_from(curves)) if curves else content
         match draw(st.sampled_from(["overwrite", "overwrite a curve", "leave out", "double"])):
             case "overwrite":
-                content[draw(st.sampled_from(["max_batch_tokens", "draft_requests", "sample_drafts_per_sec"]))] = draw(
-                    WILD
-                )
+                part = draw(st.sampled_from([content, *content["draft_curves"]]))
+                part[draw(st.sampled_from(sorted({*part} - {"key", "curves", "draft_curves"})))] = draw(WILD)
             case "overwrite a curve":
                 curve[draw(st.sampled_from(sorted(curve)))] = draw(WILD)
             case "leave out":
@@ -250,7 +260,7 @@ def test_whatever_is_accepted_answers_every_query(
         assert seconds.shape == counts.shape
         assert np.isfinite(seconds).all()
         assert (seconds > 0).all()
-    assert 0 < model.draft_seconds(requests) < float("inf")
+    assert 0 < model.draft_seconds(requests, context) < float("inf")
 
 
 @pytest.mark.parametrize("brief", [True, False])
@@ -301,7 +311,8 @@ def test_linear_costs_are_interpolated_exactly(requests: int, context: int) -> N
     found = even_steps(cost_table(), requests, context, requests * 5)
     tokens = requests + np.arange(requests * 5 + 1)
     np.testing.assert_allclose(found, 1e-3 * (5 + 0.5 * tokens + requests * context / 512))
-    assert CostModel(cost_table()).draft_seconds(requests) == pytest.approx(1e-3 * (0.5 + 0.1 * requests))
+    drafting = CostModel(cost_table()).draft_seconds(requests, context)
+    assert drafting == pytest.approx(1e-3 * (0.5 + 0.1 * requests + requests * context / 4096))
 
 
 def test_noise_does_not_make_more_tokens_cheaper() -> None:
@@ -326,7 +337,9 @@ def test_what_is_measured_is_what_calls_take(copied: Path, monkeypatch: pytest.M
             requests, tokens = takes[-1]
             now += 10 + tokens + 0.01 * requests * inputs["past.0.key"].shape[2] + slow
         else:
-            now += 2.0 if graph == "drafter" else 0.5
+            if graph == "drafter":
+                now += 2.0 + 0.001 * inputs["context.0.key"].shape[2]
+            assert graph == "head" or inputs["context.0.key"][:, :, :100].all()  # as it takes time to read a full cache
 
     takes: list[tuple[int, int]] = []
     monkeypatch.setattr(profiling, "perf_counter", lambda: now)
@@ -339,11 +352,13 @@ def test_what_is_measured_is_what_calls_take(copied: Path, monkeypatch: pytest.M
         tokens, requests = shape.requests * shape.tokens, shape.requests
         expected = 10 + tokens + 0.01 * requests * shape.context_length
         assert sorted(times)[: len(times) // 2 + 1] == pytest.approx([expected] * (len(times) // 2 + 1))
-    assert profile.drafts == {1: [2.5] * 5, 3: [2.5] * 5}
+    expected_drafts = {(128, 1): 2.128, (128, 3): 2.128, (512, 1): 2.512}
+    assert {place: pytest.approx([time] * 5) for place, time in expected_drafts.items()} == profile.drafts
     table = profile.table(key_of(copied))
     assert table.max_batch_tokens == 18
     seconds = even_steps(table, 2, 320, 10)
     np.testing.assert_allclose(seconds, 10 + np.arange(2, 13) + 0.01 * 2 * 320)
+    assert CostModel(table).draft_seconds(2, 320) == pytest.approx(2.128 + 0.001 * 2 * (320 - 128))
     assert max(time for times in profile.steps.values() for time in outliers(times)) > 1000
 
 

@@ -1,6 +1,7 @@
 """Schedulers that know what steps cost: when they draft, what they learn, where their budget comes from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_predictable_text_gets_a_longer_draft() -> None:
 
 
 def test_a_pause_for_many_requests_is_none_for_one() -> None:
-    costly = scheduler(cost_table(draft=lambda requests: 10.0 * requests))
+    costly = scheduler(cost_table(draft=lambda requests, _: 10.0 * requests))
     for _ in range(10):
         if costly.drafts(batch(16)):
             costly.schedule(np.zeros((16, 5), np.float32), batch(16))
@@ -205,7 +206,7 @@ def test_a_pause_for_many_requests_is_none_for_one() -> None:
 
 
 def test_what_few_requests_showed_is_known_for_more() -> None:
-    costly = scheduler(cost_table(draft=lambda requests: 10.0 * requests))
+    costly = scheduler(cost_table(draft=lambda requests, _: 10.0 * requests))
     for _ in range(40):
         if costly.drafts(batch(4)):
             costly.schedule(np.zeros((4, 5), np.float32), batch(4))
@@ -225,6 +226,8 @@ def test_what_is_not_useful_is_not_verified(name: str) -> None:
     made = {"hardware": HardwareScheduler, "hardware-async": AsyncHardwareScheduler}[name]
     decides = made(CostModel(cost_table(lambda *_: 1.0)), None)
     ending = Batch(np.full(4, 5), np.ones(4, bool), 128, useful=np.array([1, 3, 5, 99]))
+    assert not decides.drafts(replace(ending, useful=np.zeros(4, np.int64)))
+    assert decides.drafts(ending)
     for _ in range(4):
         assert decides.schedule(np.full((4, 5), 0.999, np.float32), ending).tolist() == [1, 3, 5, 5]
 
@@ -270,7 +273,7 @@ def test_a_budget_follows_the_number_of_requests() -> None:
 @pytest.mark.parametrize("name", HARDWARE)
 @pytest.mark.parametrize("drafter", ["dspark_vanilla", "dflash", "eagle3"])
 def test_drafts_that_cost_too_much_are_rare(name: SchedulerName, drafter: str, golden_bundle: GoldenBundle) -> None:
-    costs = cost_table(draft=lambda requests: 1000.0)
+    costs = cost_table(draft=lambda *_: 1000.0)
     model = load_with_costs(golden_bundle(drafter), name, costs)
     request = model.request(PROMPTS[0], SamplingParams(max_new_tokens=200))
     model.run([request])

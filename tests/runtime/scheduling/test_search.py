@@ -140,7 +140,7 @@ class Table(RoundCosts):
     ) -> np.ndarray:
         return self.seconds[draft_tokens]
 
-    def draft_seconds(self, requests: int) -> float:
+    def draft_seconds(self, requests: int, context_length: int) -> float:
         return 0.0
 
 
