@@ -42,7 +42,7 @@ class Choice:
         for part in NEXT_OPTION.split(rest) if colon else ():
             key, equals, value = part.partition("=")
             if not equals or not key.strip():
-                raise ProviderError(f"--provider {text}: {part!r} is no option; write {name}:key=value,key=value")
+                raise ProviderError(f"{text}: {part!r} is no option; write {name}:key=value,key=value")
             options[key.strip()] = value.strip()
         provider.check_options(options)
         return cls(provider, options)
@@ -88,7 +88,7 @@ class Selection:
             if graph not in GRAPHS:
                 known = ", ".join(GRAPHS)
                 raise ProviderError(
-                    f"--provider {text}: there is no graph {graph!r}; there are: {known}.{suggestion(graph, GRAPHS)}"
+                    f"{text}: there is no graph {graph!r}; there are: {known}.{suggestion(graph, GRAPHS)}"
                 )
             graphs[graph] = (*graphs.get(graph, ()), Choice.parse(rest))
         return cls(tuple(others) or cls.others, graphs, allow_fallback)

@@ -142,8 +142,8 @@ class DSparkInference:
                 ``GRAPH=NAME[:…]`` for one. Of several for the same graph the first that can run it does.
             allow_fallback: Whether nodes that a device cannot run may run on the host's CPU.
             threads: Host threads; by default one a core.
-            batch_size: Requests that run at once; by default the profile's number, or 8. At most as many as a bundle
-                of fixed shapes has.
+            batch_size: Requests that run at once, at most as many as a bundle of fixed shapes has; by default the
+                profile's number, or 8, as far as the bundle allows.
             options: How to speculate; what they leave open the profile decides.
             max_sequence_length: Longest text in tokens, to bound the cache; by default the profile's or the model's own
                 limit.
@@ -161,8 +161,9 @@ class DSparkInference:
         opened = Bundle.open(bundle, check_hashes=False)
         manifest, chosen = opened.manifest, find_profile(profile)
         options = chosen.options(manifest, options or SpeculationOptions())
-        batch_size = (chosen.batch_size or BATCH_SIZE) if batch_size is None else batch_size
-        check_batch_size(batch_size)
+        most = MOST_REQUESTS if manifest.shapes is None else manifest.shapes.batch
+        batch_size = min(chosen.batch_size or BATCH_SIZE, most) if batch_size is None else batch_size
+        check_batch_size(batch_size, most=most)
         chosen.context_length(manifest.context_length, max_sequence_length)  # before large graphs are loaded
         plan = options.resolve(manifest)
         names = ["target"] if plan is None else list(manifest.precision)
@@ -357,18 +358,20 @@ def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence
     return not isinstance(prompt, str)
 
 
-def check_batch_size(batch_size: int, name: str = "batch_size") -> None:
+def check_batch_size(batch_size: int, name: str = "batch_size", most: int = MOST_REQUESTS) -> None:
     """Refuses what is no number of requests that can run at once.
 
     Args:
         batch_size: The number.
         name: What users call it.
+        most: What a bundle allows.
 
     Raises:
         RequestError: It is too small or too large.
     """
-    if not 1 <= batch_size <= MOST_REQUESTS:
-        raise RequestError(f"{name} is {batch_size}; it must be from 1 to {MOST_REQUESTS}")
+    if not 1 <= batch_size <= most:
+        shapes = "" if most == MOST_REQUESTS else ", which the bundle's fixed shapes are for"
+        raise RequestError(f"{name} is {batch_size}; it must be from 1 to {most}{shapes}")
 
 
 def longest_text(manifest: Manifest, sessions: Mapping[str, Session]) -> int:
@@ -420,11 +423,15 @@ def load_graphs(
     Raises:
         BundleError: A file was altered.
         ProviderError: None of the choices can run a graph.
-        RequestError: There cannot be so many threads.
+        RequestError: There cannot be so many threads, or a choice is for a graph that the bundle does not have.
     """
     most_threads = 4 * (os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= most_threads:
         raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
+    held = bundle.manifest.precision
+    for name in selection.graphs:
+        if name not in held:
+            raise RequestError(f"the provider for {name} would run nothing; this bundle's graphs are {', '.join(held)}")
     fitting = {name: fitting_choices(bundle, selection, name) for name in names}
 
     def load_with(choice: Choice, name: str) -> Loaded:

@@ -158,7 +158,7 @@ def test_a_provider_of_another_package_compiles_without_a_change_here(
         (("--draft-precision", "int8"), "--draft-precision has no effect without --drafter$"),
         (("--block-size", 64), r"--block-size has no effect without a precision in blocks \(int4, int8-blocks\)$"),
         (("--precision", "int8", "--accuracy-level", 4), "--accuracy-level has no effect without a precision in bl"),
-        (("--compile", "cpu:a:"), "--provider cpu:a:: 'a:' is no option"),
+        (("--compile", "cpu:a:"), "cpu:a:: 'a:' is no option"),
     ],
 )
 def test_what_would_not_work_or_be_ignored_is_refused(

@@ -61,8 +61,8 @@ def test_values_may_have_commas_colons_and_equals_signs() -> None:
     ("text", "message"),
     [
         ("openvno", r"Unknown provider 'openvno'; .* Did you mean 'openvino'\?"),
-        ("targt=cpu", r"--provider targt=cpu: there is no graph 'targt'; .*head\. Did you mean 'target'\?"),
-        ("openvino:GPU", r"--provider openvino:GPU: 'GPU' is no option; write openvino:key=value"),
+        ("targt=cpu", r"^targt=cpu: there is no graph 'targt'; .*head\. Did you mean 'target'\?"),
+        ("openvino:GPU", r"^openvino:GPU: 'GPU' is no option; write openvino:key=value"),
         ("openvino:", r"'' is no option"),
         ("openvino:device_tpe=GPU", r"openvino has no option 'device_tpe'; .* Did you mean 'device_type'\?"),
         ("cpu:threads=3", r"cpu has no option 'threads'; it has: none\."),
@@ -102,6 +102,15 @@ def test_a_provider_that_is_absent_is_refused_with_what_there_is(golden_bundle: 
     assert result.code == 1
     assert "WebGpuExecutionProvider is not in this ONNX Runtime" in result.error
     assert "pip install onnxruntime onnxruntime-ep-webgpu" in " ".join(result.error.split())
+
+
+@pytest.mark.parametrize(("bundle", "graph"), [("qwen3_target", "drafter"), ("eagle3", "head")])
+def test_a_provider_for_a_graph_that_a_bundle_does_not_have_is_refused(
+    bundle: str, graph: str, golden_bundle: GoldenBundle, run: Run
+) -> None:
+    result = run("generate", golden_bundle(bundle), "--prompt", "x", "--provider", f"{graph}=cpu")
+    assert (result.code, result.out.strip()) == (1, "")
+    assert f"error: the provider for {graph} would run nothing; this bundle's graphs are target" in result.error
 
 
 def test_dynamic_shapes_are_refused_where_they_cannot_run(golden_bundle: GoldenBundle) -> None:

@@ -247,7 +247,7 @@ def test_only_bad_rows_are_exit_code_1(run: Run, vanilla: Path) -> None:
         (["--prompt", "x", "--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         (["--prompt", "x", "--scheduler", "off", "--confidence-threshold", "0.5"], "belongs to scheduler 'threshold'"),
         (["--prompt", "x", "--scheduler", "off", "--max-draft-tokens", "2"], "does not go with scheduler 'off'"),
-        (["--prompt", "x", "--provider", "cpu:a:"], "--provider cpu:a:: 'a:' is no option; write cpu:key=value"),
+        (["--prompt", "x", "--provider", "cpu:a:"], "cpu:a:: 'a:' is no option; write cpu:key=value"),
         (["--prompt", "x", "--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; it must be from 1 to"),
         (["--prompt", "x", "--max-new-tokens", "512"], "the limit is 512"),

@@ -104,8 +104,15 @@ def test_sampling_and_streams_are_the_same(fixed_bundle: FixedBundle, golden_bun
     ]
 
 
+def test_more_requests_than_the_shapes_are_for_are_refused(fixed_bundle: FixedBundle) -> None:
+    path = fixed_bundle("dspark_vanilla", 3)
+    with pytest.raises(RequestError, match="batch_size is 4; it must be from 1 to 3, which the bundle's fixed shapes"):
+        DSparkInference.load(path, threads=1, batch_size=4)
+    DSparkInference.load(path, threads=1, profile="pro")  # shared by many bundles
+
+
 def test_a_bundle_of_fixed_shapes_runs_on_providers_that_take_any(fixed_bundle: FixedBundle) -> None:
-    model = DSparkInference.load(fixed_bundle("eagle3", 3), threads=1, batch_size=8)
+    model = DSparkInference.load(fixed_bundle("eagle3", 3), threads=1, batch_size=3)
     expected = cases("eagle3")
     found = model.generate([case["prompt"] for case in expected], SamplingParams(max_new_tokens=64))
     assert [completion.token_ids for completion in found] == [case["output"] for case in expected]
