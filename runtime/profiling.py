@@ -14,7 +14,7 @@ import numpy as np
 
 from dspark.providers import Provider, Selection, Session
 from dspark.runtime.bundle import Bundle
-from dspark.runtime.cache import make_cache
+from dspark.runtime.cache import fixed_capacity, make_cache
 from dspark.runtime.clock import PhaseClock
 from dspark.runtime.cost import CostKey, CostTable, DraftCurve, StepCurve, cost_file, cost_key, read_costs, write_costs
 from dspark.runtime.drafting import Drafter, DraftInput, make_drafter
@@ -140,7 +140,7 @@ def measure(
         grid: What to measure.
         advance: Called after every repetition, the first one included, which only warms up.
     """
-    room = bundle.manifest.target.context_length
+    room = fixed_capacity(sessions) or bundle.manifest.target.context_length
     near = _Bench(bundle, sessions, grid.requests[-1], min(NEAR, room))
     far = _Bench(bundle, sessions, 1, min(FAR, room))
     profile, start = Profile(), perf_counter()
