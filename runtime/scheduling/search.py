@@ -26,6 +26,15 @@ def survivals(confidence: NDArray[np.float32]) -> Floats:
     return np.fmax(np.multiply.accumulate(confidence, axis=1, dtype=np.float64), 0.0)  # fmax takes the number
 
 
+def _falling(values: Floats) -> NDArray[np.int64]:
+    """The order of values from the highest on; of equals the earlier stays first, as it is of the earlier token."""
+    order = np.argsort(-values)
+    ordered = values[order]
+    if (ordered[1:] < ordered[:-1]).all():
+        return order
+    return np.argsort(-values, kind="stable")  # takes twice as long
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The M draft tokens that could be verified, in order of survival, each request's in the order of its draft.
@@ -47,7 +56,7 @@ class Candidates:
         """Sorts the tokens ``[R, γ]`` within the requests' limits."""
         owners, positions = np.nonzero(np.arange(survival.shape[1]) < limits[:, None])
         values = survival[owners, positions]
-        order = np.argsort(-values, kind="stable")  # among equals a request's earlier token stays first
+        order = _falling(values)
         return cls(owners[order], positions[order], values[order], len(limits))
 
     def only(self, kept: NDArray[np.bool_]) -> "Candidates":

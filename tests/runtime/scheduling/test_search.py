@@ -12,7 +12,7 @@ from scipy import stats
 
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler, RoundCosts
 from dspark.runtime.scheduling.scheduler import Batch, Scheduler, ThresholdScheduler
-from dspark.runtime.scheduling.search import PlanSeconds, best_plan, survivals
+from dspark.runtime.scheduling.search import Candidates, PlanSeconds, best_plan, survivals
 
 WIDTH = 3
 Plan = tuple[int, ...]
@@ -58,6 +58,17 @@ def algorithm_1(confidence: np.ndarray, limits: np.ndarray, seconds: np.ndarray)
             break
         best, chosen = tokens / seconds[count], list(lengths)
     return chosen
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1 << 20])
+def test_candidates_come_in_order_of_survival_and_equals_as_they_lie(levels: int) -> None:
+    generator = np.random.default_rng(levels)
+    survival = np.cumprod(generator.integers(0, levels, (60, 7)) / (levels - 1), axis=1)
+    limits = generator.integers(0, 8, 60)
+    candidates = Candidates.of(survival, limits)
+    order = [(r, j) for r, limit in enumerate(limits) for j in range(limit)]
+    order.sort(key=lambda each: -survival[each])  # stable
+    assert list(zip(candidates.owners, candidates.positions, strict=True)) == order
 
 
 @given(rounds())
