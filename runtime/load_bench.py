@@ -356,12 +356,10 @@ class _Turn:
 
     Attributes:
         seconds: What its steps have taken so far: its clock, which stands still while other engines work.
-        done: Whether all requests have ended.
     """
 
     def __init__(self, engine: Engine, supply: Iterator[Request], users: int, load: _Load) -> None:
         self.seconds = 0.0
-        self.done = False
         self._engine = engine
         self._supply = supply
         self._users = users
@@ -370,6 +368,11 @@ class _Turn:
         self._seen: dict[Request, list[tuple[float, int]]] = {}
         """Of the requests under way: when they had how many tokens."""
         self._refill()
+
+    @property
+    def done(self) -> bool:
+        """Whether all requests have ended."""
+        return not self._seen
 
     def step(self) -> int:
         """Takes a step; returns how many requests ended."""
@@ -396,7 +399,6 @@ class _Turn:
             self._seen[request] = [(self.seconds, 0)]
             self._engine.submit(request)
         self._full &= len(self._seen) == self._users
-        self.done = not self._seen
 
 
 def _side_by_side(turns: Iterable[_Turn]) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -36,11 +35,6 @@ class RoundCosts(Protocol):
         """Time of drafting for so many requests, of each of which attention reads so many cached tokens."""
 
 
-def _useful(batch: Batch) -> Batch:
-    """The batch without draft tokens that are worth nothing."""
-    return batch if batch.useful is None else replace(batch, limits=np.minimum(batch.limits, batch.useful))
-
-
 class HardwareScheduler(Scheduler):
     """Verifies the prefixes that promise most tokens a second, and drafts as long as that beats plain decoding.
 
@@ -63,11 +57,11 @@ class HardwareScheduler(Scheduler):
         self._repeatable = not batch.greedy.all()
         self._pause = self._pause_for(batch.requests)
         (self._plain,) = self._step(batch, np.zeros(1, np.int64), np.ones(1, np.int64))
-        return super().drafts(_useful(batch)) and self._pause.over()
+        return super().drafts(batch.without_useless) and self._pause.over()
 
     def schedule(self, confidence: NDArray[np.float32] | None, batch: Batch) -> NDArray[np.int64]:
         """Chooses prefix lengths by survival and cost."""
-        batch = _useful(batch)
+        batch = batch.without_useless
         if self._rates is not None:
             confidence = np.tile(self._rates.values, (batch.requests, 1))
         assert confidence is not None, "a bundle without a confidence head needs rates"

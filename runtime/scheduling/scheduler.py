@@ -6,7 +6,8 @@ one it is about; then it does not bend the output's distribution (SEMANTICS: har
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,11 @@ class Batch:
     def requests(self) -> int:
         """R."""
         return len(self.limits)
+
+    @cached_property
+    def without_useless(self) -> "Batch":
+        """The batch limited to draft tokens that are useful."""
+        return self if self.useful is None else replace(self, limits=np.minimum(self.limits, self.useful))
 
 
 class Scheduler(ABC):
