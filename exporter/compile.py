@@ -15,7 +15,7 @@ from dspark.providers.tensorrt.profiles import Limits
 from dspark.providers.tensorrt.provider import TensorRtProvider
 from dspark.runtime.bundle.manifest import Manifest
 from dspark.runtime.cache.key_value_cache import TOKEN_STEP
-from dspark.runtime.engine.engine import PREFILL_CHUNK
+from dspark.runtime.engine.prefill import PREFILL_CHUNK
 from dspark.runtime.model.eagle3_drafter import EXTENSION
 from dspark.runtime.model.fixed_shapes import Dimensions, graph_dimensions
 

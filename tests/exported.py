@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.exporter.export import export_bundle, prepare
-from dspark.providers import Call, Session, find_provider
+from dspark.providers import Call, Session
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
 from tests.reference import Decoding, Draft, ReferenceDrafter, ReferenceTarget, decode
 
@@ -55,15 +58,15 @@ class Recorder:
         self.bundle = Bundle.open(bundle)
         self.calls: list[Recording] = []
         names = list(self.bundle.manifest.precision)
-        opened = open_sessions(self.bundle, find_provider("cpu"), names, 1, None)
+        opened = open_sessions(self.bundle, HostOptions(threads=1), names)
         self._sessions: dict[str, Session] = {
             name: _RecordingSession(name, session, self.calls) for name, session in opened.items()
         }
 
     def model(self, options: SpeculationOptions | None = None, batch_size: int = 1) -> DSparkInference:
         """The runtime over these graphs."""
-        limit = self.bundle.manifest.target.context_length
-        return DSparkInference(self.bundle, self._sessions, options or SpeculationOptions("fixed"), batch_size, limit)
+        use = ServingOptions(options or SpeculationOptions("fixed"), batch_size)
+        return DSparkInference(LoadedModel(self.bundle, self._sessions), use)
 
     def outputs(self, graph: str) -> list[Mapping[str, Array]]:
         """What the calls of a graph wrote."""

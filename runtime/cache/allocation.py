@@ -2,15 +2,15 @@
 
 import math
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import DeviceSession, Session, limits_of
+from dspark.providers.session import DeviceSession, Session
 
-__all__ = ["common_allocator", "fixed_capacity", "host_zeros"]
+__all__ = ["common_allocator", "host_zeros"]
 
 
 def host_zeros(shape: tuple[int, ...], dtype: type[np.float32]) -> NDArray[np.float32]:
@@ -32,9 +32,3 @@ def common_allocator(sessions: Sequence[Session], on_host: Callable[..., Any]) -
     """Makes arrays that all of the graphs read or write: on the device if they run on one, else on the host."""
     device = [session.device_array for session in sessions if isinstance(session, DeviceSession)]
     return device[0] if len(device) == len(sessions) else on_host
-
-
-def fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
-    """Rows that the cache must have, if the target was compiled for one size."""
-    limits = limits_of(sessions["target"])
-    return limits.cache_tokens if limits.fixed_cache else None

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import Session
+from dspark.providers.session import Session, limits_of
 from dspark.runtime.bundle.manifest import CacheInfo, Manifest
-from dspark.runtime.cache.allocation import common_allocator, fixed_capacity, host_zeros
+from dspark.runtime.cache.allocation import common_allocator, host_zeros
 
 __all__ = ["DRAFT", "TARGET", "TOKEN_STEP", "KeyValueCache", "make_cache"]
 
@@ -169,7 +169,9 @@ def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) 
         slots: Requests it has room for; a bundle of fixed shapes has its own number.
     """
     allocate = common_allocator([session for name, session in sessions.items() if name != "head"], host_zeros)
-    shapes, compiled = manifest.shapes, fixed_capacity(sessions)
+    shapes, limits = manifest.shapes, limits_of(sessions["target"])
     if shapes is not None:
         return KeyValueCache(manifest.caches, shapes.batch, allocate, shapes.capacities)
-    return KeyValueCache(manifest.caches, slots, allocate, None if compiled is None else (compiled,))
+    return KeyValueCache(
+        manifest.caches, slots, allocate, (limits.cache_tokens,) if limits.fixed_cache and limits.cache_tokens else None
+    )

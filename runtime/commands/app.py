@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import Selection
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.calibration import read_calibration
 from dspark.runtime.commands.cost_report import draw_profile, show_profile
@@ -39,7 +38,9 @@ from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.engine.request import Completion, Request
 from dspark.runtime.errors import DSparkError, RequestError
 from dspark.runtime.evaluation.report import check_report
-from dspark.runtime.inference import DSparkInference, check_batch_size
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.serving import check_batch_size
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.measuring.decoding import BenchReport, default_prompts, run_benchmark
 from dspark.runtime.measuring.load import CONCURRENCIES, LoadSettings, run_load_benchmark
@@ -216,7 +217,7 @@ def inspect(
     opened = Bundle.open(bundle, check_hashes=False)
     if show_nodes:
         with messages.status("Placing"):
-            nodes = placement(opened, Selection.parse(provider or "cpu"), threads)
+            nodes = placement(opened, HostOptions.parse(provider, threads=threads))
         if as_json:
             print(json.dumps({graph: [vars(node) for node in placed] for graph, placed in nodes.items()}, indent=2))
         else:
@@ -284,7 +285,7 @@ def bench(
     """
     rows = list(read_rows(_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
-    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
+    host = HostOptions.parse(provider, allow_fallback=allow_fallback, threads=threads)
     if load:
         if scheduler is not None:
             raise RequestError(f"--scheduler {scheduler} chooses one; with --load use --schedulers")
@@ -315,10 +316,10 @@ def bench(
     measured: BenchReport | GraphProfile
     if profile_graph:
         refuse_given({"--repeats": repeats}, "does not go with --profile-graph")
-        measured = profile_graphs(bundle, rows, options, max_new_tokens, threads, messages, selection, profile)
+        measured = profile_graphs(bundle, rows, options, max_new_tokens, host, messages, profile)
     else:
         times = 1 if repeats is None else repeats
-        measured = run_benchmark(bundle, rows, options, max_new_tokens, times, threads, messages, selection, profile)
+        measured = run_benchmark(bundle, rows, options, max_new_tokens, times, host, messages, profile)
     if as_json:
         print(json.dumps(measured.as_dict(), indent=2))
     else:
@@ -342,7 +343,7 @@ def profile(
     check_batch_size(max_requests, "max_requests")
     if repeats < 1:
         raise RequestError(f"repeats is {repeats}; it must be at least 1")
-    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
+    host = HostOptions.parse(provider, allow_fallback=allow_fallback, threads=threads)
     opened = Bundle.open(bundle, check_hashes=False)
     manifest = opened.manifest
     if manifest.drafter is None:
@@ -351,11 +352,11 @@ def profile(
         raise RequestError(f"{bundle}: has fixed shapes, so what a step costs does not depend on its tokens")
     check_cost_folder(opened)
     with messages.status(Text(f"Loading {bundle}")):
-        sessions = open_sessions(opened, selection, list(manifest.precision), threads, check_hashes=None)
+        sessions = open_sessions(opened, host, list(manifest.precision))
     grid = full_grid(max_requests, manifest.drafter.draft_length, repeats)
     with _progress(repeats + 1, "Measuring", shown=True) as advance:
         measured = measure(opened, sessions, grid, advance)
-    table = measured.table(cost_key(opened, selection, threads))
+    table = measured.table(cost_key(opened, host.selection, host.threads))
     if as_json:
         print(table.model_dump_json(indent=2))
     else:

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark.providers import Selection
 from dspark.runtime.bundle.calibration import Calibration
 from dspark.runtime.commands.options import (
     AllowFallback,
@@ -27,6 +26,7 @@ from dspark.runtime.evaluation.evaluator import EvaluationSettings, run_evaluati
 from dspark.runtime.evaluation.quality import ComparisonSettings, run_comparison
 from dspark.runtime.evaluation.report import check_report, write_report
 from dspark.runtime.evaluation.tables import comparison_tables, evaluation_tables
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.reports.tables import show_tables
 from dspark.runtime.scheduling.options import SpeculationOptions
 
@@ -117,9 +117,9 @@ def calibrate(
     Every prompt is run at every temperature. Generation uses the result from then on.
     """
     datasets = read_datasets([*input, *(more or [])], samples)
-    selection = Selection.parse(provider or "cpu", allow_fallback=allow_fallback)
+    host = HostOptions.parse(provider, allow_fallback=allow_fallback, threads=threads)
     calibration = run_calibration(
-        bundle, datasets, temperature or (0.0, 1.0), max_new_tokens, batch_size, seed, threads, messages, selection
+        bundle, datasets, temperature or (0.0, 1.0), max_new_tokens, batch_size, seed, host, messages
     )
     if as_json:
         print(calibration.model_dump_json(indent=2))

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from dspark.providers import PROVIDERS, LoadOptions, PlacedNode, Provider, ProviderError, Selection, added_providers
+from dspark.providers import PROVIDERS, LoadOptions, PlacedNode, Provider, ProviderError, added_providers
 from dspark.providers.engine_key import ENGINES, EngineKey
 from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import load_graphs
 from dspark.runtime.model.fixed_shapes import graph_dimensions
 
@@ -31,7 +32,7 @@ def engine_rows(bundle: Bundle) -> list[dict[str, Any]]:
     return rows
 
 
-def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapping[str, Sequence[PlacedNode]]:
+def placement(bundle: Bundle, host: HostOptions) -> Mapping[str, Sequence[PlacedNode]]:
     """Which node of each graph would run where, after the providers' optimisations, if all of them may fall back.
 
     Raises:
@@ -44,7 +45,7 @@ def placement(bundle: Bundle, selection: Selection, threads: int | None) -> Mapp
         dimensions = graph_dimensions(bundle.manifest, name)[-1] if static else {}
         return provider.placement(bundle.graph(name), replace(how, dimensions=dimensions))
 
-    return load_graphs(bundle, selection, load, names, threads, check_hashes=False)
+    return load_graphs(bundle, host, load, names, check_hashes=False)
 
 
 def _row(provider: Provider) -> dict[str, Any]:

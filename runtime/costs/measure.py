@@ -13,14 +13,13 @@ from time import perf_counter
 import numpy as np
 
 from dspark.providers import Session
+from dspark.providers.session import limits_of
 from dspark.runtime.bundle.bundle import Bundle
-from dspark.runtime.cache.allocation import fixed_capacity
-from dspark.runtime.cache.key_value_cache import make_cache
 from dspark.runtime.costs.table import CostKey, CostTable, DraftCurve, StepCurve
 from dspark.runtime.model.clock import PhaseClock
-from dspark.runtime.model.drafter import Drafter, DraftInput
-from dspark.runtime.model.drafters import make_drafter
-from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.model.drafter import DraftInput
+from dspark.runtime.model.graphs import ModelGraphs
+from dspark.runtime.model.target import TokenRun
 
 __all__ = ["Grid", "Profile", "StepShape", "brief_grid", "full_grid", "measure", "outliers"]
 
@@ -140,7 +139,8 @@ def measure(
         grid: What to measure.
         advance: Called after every repetition, the first one included, which only warms up.
     """
-    room = fixed_capacity(sessions) or bundle.manifest.target.context_length
+    limits = limits_of(sessions["target"])
+    room = limits.cache_tokens or bundle.manifest.target.context_length
     near = _Bench(bundle, sessions, grid.requests[-1], min(NEAR, room))
     far = _Bench(bundle, sessions, 1, min(FAR, room))
     profile, start = Profile(), perf_counter()
@@ -177,9 +177,11 @@ class _Bench:
     """
 
     def __init__(self, bundle: Bundle, sessions: Mapping[str, Session], slots: int, context_length: int) -> None:
-        manifest, clock = bundle.manifest, PhaseClock()
+        manifest = bundle.manifest
         assert manifest.drafter is not None
-        self._cache = make_cache(manifest, sessions, slots)
+        graphs = ModelGraphs.of(bundle, sessions, slots, PhaseClock())
+        assert graphs.drafter is not None
+        self._cache, self._target, self._drafter = graphs.cache, graphs.target, graphs.drafter
         self._cache.reserve(context_length)
         self.context_length = self._cache.capacity
         self._held = self.context_length - (manifest.drafter.draft_length + 1)  # so that no step makes it grow
@@ -187,8 +189,6 @@ class _Bench:
             rows = np.ones((info.layers, 2, info.kv_heads, self._held, info.head_dim), np.float32)
             for slot in range(slots):
                 self._cache.append(group, slot, rows)  # memory that was never written takes no time to read
-        self._target = Target(sessions["target"], manifest, self._cache, clock)
-        self._drafter: Drafter = make_drafter(bundle, sessions, self._cache, clock)
         self._begin(slots)
         self._input = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
 

@@ -38,6 +38,12 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def waiting(self) -> list[Request]:
+        """All requests that wait."""
+        with self._changed:
+            return [request for queue in self._waiting.values() for _, request in queue]
+
     def push(self, request: Request) -> None:
         """Adds a request."""
         with self._changed:

@@ -12,7 +12,7 @@ class EngineSettings:
     Attributes:
         min_batch_size: Requests that an idle engine waits for before it starts.
         max_queue_delay: Seconds that it waits for them at most.
-        prefill_tokens: Prompt tokens a step computes at most; None takes ``engine.PREFILL_CHUNK``.
+        prefill_tokens: Prompt tokens a step computes at most; None takes ``prefill.PREFILL_CHUNK``.
         step_tokens: Tokens a verification step carries at most, drafts and the last token of every request together.
             Each request may draft an equal share; its last token is computed in any case.
         cache_tokens: Tokens that the texts of all admitted requests may come to at most.

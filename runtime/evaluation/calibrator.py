@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import ON_CPU, Selection
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.calibration import CALIBRATION, Calibration, confidence_files
 from dspark.runtime.bundle.files import write_whole
@@ -18,8 +17,12 @@ from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.temperature_scaling import fit_temperatures, survival_errors
-from dspark.runtime.inference import DSparkInference, check_batch_size
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions, check_batch_size
 from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.limits import ModelLimits
 from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = ["FEWEST_ROUNDS", "run_calibration"]
@@ -37,9 +40,8 @@ def run_calibration(
     max_new_tokens: int,
     batch_size: int,
     seed: int,
-    threads: int | None,
+    host: HostOptions,
     console: Console,
-    selection: Selection = ON_CPU,
 ) -> Calibration:
     """Generates with whole drafts verified, fits the temperatures and writes ``calibration.json`` into the bundle.
 
@@ -52,9 +54,8 @@ def run_calibration(
         max_new_tokens: Tokens generated a prompt.
         batch_size: Requests that run at once.
         seed: Of the first request; each has the next one.
-        threads: Host threads.
+        host: What runs the graphs.
         console: Shows the progress.
-        selection: What runs the graphs.
 
     Raises:
         BundleError: The bundle is damaged.
@@ -71,10 +72,13 @@ def run_calibration(
         raise RequestError(f"{path}: has no confidence head, so there is nothing to calibrate")
     if not os.access(path, os.W_OK):
         raise RequestError(f"{path}: cannot be written, so it cannot take a calibration")
-    options, limit = SpeculationOptions("fixed"), manifest.context_length
+    use = ServingOptions(SpeculationOptions("fixed"), batch_size)
+    use.resolve(manifest, ModelLimits.of(manifest))
     with console.status(Text(f"Loading {path}")):
-        sessions = open_sessions(bundle, selection, list(manifest.precision), threads, None)
-        inference = DSparkInference(bundle, sessions, options, batch_size, limit)
+        # A former calibration is neither used nor needed to be valid.
+        inference = DSparkInference(
+            LoadedModel(bundle, open_sessions(bundle, host, list(manifest.precision)), host=host), use
+        )
         possible = 0
         for dataset in datasets:
             for requests in dataset.batches(inference, every[0], batch_size, seed):

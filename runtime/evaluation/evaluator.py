@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import Selection
 from dspark.runtime.bundle.bundle import Bundle
-from dspark.runtime.bundle.calibration import Calibration, read_calibration
+from dspark.runtime.bundle.calibration import Calibration
 from dspark.runtime.bundle.manifest import DrafterInfo, HeadInfo
 from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.decoding.sampling_params import SamplingParams
@@ -35,9 +34,10 @@ from dspark.runtime.evaluation.figures import (
     reliability_curves,
     sweep_figures,
 )
-from dspark.runtime.inference import DSparkInference, check_batch_size
-from dspark.runtime.loading.costs import find_costs
-from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions, check_batch_size
 from dspark.runtime.reports.lines import notices
 from dspark.runtime.scheduling.options import SpeculationOptions
 
@@ -209,23 +209,22 @@ def run_evaluation(
     plan = options.resolve(manifest)
     if plan is None:
         raise RequestError("scheduler 'off' does not draft, so there is nothing to evaluate; use 'fixed'")
-    calibration = read_calibration(bundle)
-    size, limit = settings.batch_size, manifest.context_length
+    host = HostOptions.parse(settings.providers, allow_fallback=settings.allow_fallback, threads=settings.threads)
+    use = ServingOptions(options, settings.batch_size)
     with console.status(Text(f"Loading {path}")):
-        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
-        sessions = open_sessions(bundle, selection, list(manifest.precision), settings.threads, None)
-        costs = find_costs(plan, bundle, selection, settings.threads, size, lambda: sessions, notices(console))
+        loaded = LoadedModel.open(bundle, host, [use])
+        costs = loaded.costs([loaded.plan(use)], notices(console))
         ways: dict[Way, DSparkInference] = {
-            "plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), size, limit),
-            "speculative": DSparkInference(bundle, sessions, options, size, limit, calibration, costs),
+            "plain": DSparkInference(loaded, replace(use, speculation=SpeculationOptions("off"))),
+            "speculative": DSparkInference(loaded, use, costs),
         }
         for dataset in datasets:
             dataset.check(ways["plain"], params)
     scalings: dict[Scaling, NDArray[np.float64]] = {}
     if manifest.has_confidence:
         scalings["raw"] = np.ones(manifest.drafter.draft_length)
-        if calibration is not None:
-            scalings["calibrated"] = np.array(calibration.temperatures)
+        if loaded.calibration is not None:
+            scalings["calibrated"] = np.array(loaded.calibration.temperatures)
     whole_drafts = plan.scheduler == "fixed"
     measured = _measure(ways, datasets, params, settings, console)
     everything = _Measured()
@@ -245,7 +244,7 @@ def run_evaluation(
         head=manifest.head,
         precision={name: str(info) for name, info in manifest.precision.items()},
         settings=settings,
-        calibration=calibration,
+        calibration=loaded.calibration,
         datasets=results,
         macro_average=macro_average([result.figures for result in results.values()]),
         pooled=_result(everything, table, scalings, whole_drafts),

@@ -12,10 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import Selection
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.manifest import DrafterInfo, Manifest
-from dspark.runtime.cache.key_value_cache import make_cache
 from dspark.runtime.decoding.finite import require_finite
 from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.decoding.sampling_params import SamplingParams
@@ -24,9 +22,12 @@ from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import AcceptanceFigures, acceptance_figures
 from dspark.runtime.inference import DSparkInference
-from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.model.clock import PhaseClock
-from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.model.graphs import ModelGraphs
+from dspark.runtime.model.target import TokenRun
 from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = [
@@ -248,15 +249,15 @@ class _Reader:
     """
 
     def __init__(self, bundle: Bundle, settings: ComparisonSettings, context_length: int) -> None:
-        manifest = bundle.manifest
-        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
-        sessions = open_sessions(bundle, selection, list(manifest.precision), settings.threads, None)
-        self.drafts = manifest.drafter is not None
+        host = HostOptions.parse(settings.providers, allow_fallback=settings.allow_fallback, threads=settings.threads)
+        self.drafts = bundle.manifest.drafter is not None
         options = SpeculationOptions("fixed" if self.drafts else "off")
-        self.inference = DSparkInference(bundle, sessions, options, 1, context_length)
+        use = ServingOptions(options, batch_size=1, max_sequence_length=context_length)
+        loaded = LoadedModel.open(bundle, host, [use])
+        self.inference = DSparkInference(loaded, use)
         self._name = str(bundle.path)
-        self._cache = make_cache(manifest, sessions, 1)
-        self._target = Target(sessions["target"], manifest, self._cache, PhaseClock())
+        graphs = ModelGraphs.of(bundle, {"target": loaded.sessions["target"]}, 1, PhaseClock())
+        self._cache, self._target = graphs.cache, graphs.target
 
     def generate(self, request: Request) -> None:
         """Runs a request to its end.

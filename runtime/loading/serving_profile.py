@@ -125,8 +125,8 @@ class ServingProfile(_Section, ABC):
         name = "max_sequence_length"
         if given is None and self.max_sequence_length is not None:
             name, given = f"profile {self._name}: max_sequence_len", self.max_sequence_length
-        if given is not None and not 2 <= given <= limit:
-            raise RequestError(f"{name} is {given}; this bundle allows 2 to {limit}")
+        if given is not None and (type(given) is not int or not 2 <= given <= limit):
+            raise RequestError(f"{name} is {given!r}; this bundle allows 2 to {limit}")
         return limit if given is None else given
 
     @abstractmethod

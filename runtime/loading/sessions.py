@@ -1,7 +1,6 @@
 """Loads a bundle's graphs, each with the first provider that can run it."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TypeVar
 from dspark.providers import PROVIDERS, Choice, LoadOptions, Provider, ProviderError, Selection, Session
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.errors import RequestError
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.model.fixed_shapes import Dimensions, FixedShapeSession, graph_dimensions
 
 __all__ = ["Loaded", "fitting_choices", "load_graphs", "open_sessions"]
@@ -19,14 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_sessions(
-    bundle: Bundle,
-    provider: Provider | Selection,
-    names: Sequence[str],
-    threads: int | None,
-    check_hashes: bool | None,
+    bundle: Bundle, host: HostOptions, names: Sequence[str], check_hashes: bool | None = None
 ) -> dict[str, Session]:
-    """``load_graphs`` to run them, on one provider or on the selected ones."""
-    selection = provider if isinstance(provider, Selection) else Selection.of(provider)
+    """``load_graphs`` to run them."""
 
     def load(provider: Provider, name: str, how: LoadOptions) -> Session:
         def load_shape(dimensions: Dimensions) -> Session:
@@ -36,43 +31,38 @@ def open_sessions(
             return FixedShapeSession(name, graph_dimensions(bundle.manifest, name), load_shape)
         return load_shape({})
 
-    return load_graphs(bundle, selection, load, names, threads, check_hashes)
+    return load_graphs(bundle, host, load, names, check_hashes)
 
 
 def load_graphs(
     bundle: Bundle,
-    selection: Selection,
+    host: HostOptions,
     load: Callable[[Provider, str, LoadOptions], Loaded],
     names: Sequence[str],
-    threads: int | None,
-    check_hashes: bool | None,
+    check_hashes: bool | None = None,
 ) -> dict[str, Loaded]:
     """Loads graphs side by side, and checks the files' hashes meanwhile.
 
     Args:
         bundle: The bundle.
-        selection: Runs the graphs.
+        host: What runs the graphs.
         load: Loads the graph of a name with a provider that may run it.
         names: The graphs to load.
-        threads: See ``DSparkInference.load``.
         check_hashes: See ``Bundle.open``.
 
     Raises:
         BundleError: A file was altered.
         ProviderError: None of the choices can run a graph.
-        RequestError: There cannot be so many threads, or a choice is for a graph that the bundle does not have.
+        RequestError: A choice is for a graph that the bundle does not have.
     """
-    most_threads = 4 * (os.cpu_count() or 1)
-    if threads is not None and not 1 <= threads <= most_threads:
-        raise RequestError(f"threads is {threads}; it must be from 1 to {most_threads}, four a core")
-    held = bundle.manifest.precision
+    selection, held = host.selection, bundle.manifest.precision
     for name in selection.graphs:
         if name not in held:
             raise RequestError(f"the provider for {name} would run nothing; this bundle's graphs are {', '.join(held)}")
     fitting = {name: fitting_choices(bundle, selection, name) for name in names}
 
     def load_with(choice: Choice, name: str) -> Loaded:
-        how = LoadOptions(threads, choice.options, allow_fallback=selection.allow_fallback)
+        how = LoadOptions(host.threads, choice.options, allow_fallback=selection.allow_fallback)
         return load(choice.provider, name, how)
 
     def load_first(name: str) -> Loaded:

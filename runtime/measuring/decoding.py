@@ -5,7 +5,7 @@ Besides both speeds it times the bare graph calls, which say what the measured a
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -17,21 +17,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dspark.providers import ON_CPU, Selection, Session
 from dspark.runtime.bundle.bundle import Bundle
-from dspark.runtime.bundle.calibration import read_calibration
-from dspark.runtime.cache.key_value_cache import make_cache
 from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.engine.request import Request
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, longest_text
-from dspark.runtime.loading.costs import find_costs
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.serving_profile import find_profile
-from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.clock import PhaseClock
 from dspark.runtime.model.drafter import DraftInput
-from dspark.runtime.model.drafters import make_drafter
-from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.model.graphs import ModelGraphs
+from dspark.runtime.model.target import TokenRun
 from dspark.runtime.reports.lines import notices
 from dspark.runtime.rows import parse_row
 from dspark.runtime.scheduling.options import SpeculationOptions
@@ -199,9 +197,8 @@ def run_benchmark(
     options: SpeculationOptions,
     max_new_tokens: int,
     repeats: int,
-    threads: int | None,
+    host: HostOptions,
     console: Console,
-    selection: Selection = ON_CPU,
     profile: str | None = None,
 ) -> BenchReport:
     """Measures greedy decoding, batch 1.
@@ -212,9 +209,8 @@ def run_benchmark(
         options: How to speculate.
         max_new_tokens: Tokens generated a prompt.
         repeats: Times every prompt is run.
-        threads: Host threads.
+        host: What runs the graphs.
         console: Shows the progress.
-        selection: What runs the graphs.
         profile: A serving profile, by name or file.
 
     Raises:
@@ -225,19 +221,13 @@ def run_benchmark(
             f"a benchmark needs prompts, max_new_tokens of at least 2 and repeats of at least 1; "
             f"there are {len(rows)} prompts, {max_new_tokens} and {repeats}"
         )
-    bundle = Bundle.open(path, check_hashes=False)
-    manifest = bundle.manifest
-    serving = find_profile(profile)
-    options = serving.options(manifest, options)
-    plan = options.resolve(manifest)
-    names = ["target"] if plan is None else list(manifest.precision)
-    sessions = open_sessions(bundle, selection, names, threads, check_hashes=None)
-    longest, calibration = longest_text(manifest, sessions), read_calibration(bundle)
-    limit, settings = serving.context_length(longest), serving.settings
-    ways = {"plain": DSparkInference(bundle, sessions, SpeculationOptions("off"), 1, limit, settings=settings)}
-    if plan is not None:
-        costs = find_costs(plan, bundle, selection, threads, 1, lambda: sessions, notices(console))
-        ways["speculative"] = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs, settings)
+    use = ServingOptions(options, batch_size=1, profile=find_profile(profile))
+    loaded = LoadedModel.open(Bundle.open(path, check_hashes=False), host, [use])
+    ways = {"plain": DSparkInference(loaded, replace(use, speculation=SpeculationOptions("off")))}
+    plan = loaded.plan(use)
+    if plan.speculation is not None:
+        ways["speculative"] = DSparkInference(loaded, use, loaded.costs([plan], notices(console)))
+    longest = loaded.limits.context_length
     params = SamplingParams(max_new_tokens=max_new_tokens)
     measured = {name: Decoding() for name in ways}
     bare, identical = BareCalls(), 0
@@ -252,7 +242,7 @@ def run_benchmark(
                 outputs.append(request.output_ids)
             identical += all(output == outputs[0] for output in outputs)
             context = min(len(request.prompt_ids) + max_new_tokens // 2, longest - BARE_CALLS)
-            _measure_bare(bundle, sessions, context, measured.get("speculative"), bare)
+            _measure_bare(loaded, context, measured.get("speculative"), bare)
     return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
 
 
@@ -279,16 +269,13 @@ def _measure(inference: DSparkInference, request: Request, decoding: Decoding) -
     decoding.prefills.append(1e3 * (seconds["prefill"] - before_prefill))
 
 
-def _measure_bare(
-    bundle: Bundle, sessions: Mapping[str, Session], context: int, speculative: Decoding | None, bare: BareCalls
-) -> None:
+def _measure_bare(loaded: LoadedModel, context: int, speculative: Decoding | None, bare: BareCalls) -> None:
     """Times graph calls back to back over a cache of ``context`` tokens."""
-    manifest, clock = bundle.manifest, PhaseClock()
-
-    cache = make_cache(manifest, sessions, 1)
-    cache.reserve(context + BARE_CALLS)
-    cache.lengths[:] = context
-    target = Target(sessions["target"], manifest, cache, clock)
+    clock = PhaseClock()
+    graphs = ModelGraphs.of(loaded.bundle, loaded.sessions, 1, clock)
+    target, drafter, info = graphs.target, graphs.drafter, loaded.bundle.manifest.drafter
+    graphs.cache.reserve(context + BARE_CALLS)
+    graphs.cache.lengths[:] = context
 
     def elapsed(*phases: str) -> float:
         return 1e3 * sum(clock.seconds.pop(name, 0.0) for name in phases)
@@ -296,11 +283,10 @@ def _measure_bare(
     for _ in range(BARE_CALLS):
         target.verify([TokenRun([0], context)])
         bare.plain.append(elapsed("verify"))
-    if speculative is None or manifest.drafter is None:
+    if speculative is None or drafter is None or info is None:
         return
-    drafter = make_drafter(bundle, sessions, cache, clock)
     drafter.begin(0)
-    block = DraftInput(0, np.zeros(manifest.drafter.draft_length, np.float32), 0.0)
+    block = DraftInput(0, np.zeros(info.draft_length, np.float32), 0.0)
     for _ in range(BARE_CALLS):
         for length in {0, *speculative.draft_lengths}:
             verification = target.verify([TokenRun([0] * (1 + length), context)])

@@ -20,18 +20,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from dspark.providers import Selection
 from dspark.runtime.bundle.bundle import Bundle
-from dspark.runtime.bundle.calibration import read_calibration
 from dspark.runtime.bundle.manifest import Manifest
 from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.engine.engine import Engine
 from dspark.runtime.engine.request import Request
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, check_batch_size, longest_text
-from dspark.runtime.loading.costs import find_costs
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions, check_batch_size
 from dspark.runtime.loading.serving_profile import find_profile
-from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.reports.lines import notices
 from dspark.runtime.rows import parse_row
 from dspark.runtime.scheduling.options import SchedulerName, SpeculationOptions
@@ -207,26 +206,17 @@ def run_load_benchmark(
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
     profile = find_profile(settings.profile)
-    schedulers = {
-        name: profile.options(manifest, each)
+    uses = {
+        name: ServingOptions(each, profile.batch_size or max(settings.concurrencies), profile=profile, shared=False)
         for name, each in _schedulers(manifest, options, settings.schedulers).items()
     }
-    batch_size = profile.batch_size or max(settings.concurrencies)
-    plans = {name: each.resolve(manifest) for name, each in schedulers.items()}
-    names = list(manifest.precision) if any(plans.values()) else ["target"]
+    host = HostOptions.parse(settings.providers, allow_fallback=settings.allow_fallback, threads=settings.threads)
     params = SamplingParams.parse(SamplingParams(), {"max_new_tokens": settings.max_new_tokens})
     with console.status(Text(f"Loading {path}")):
-        selection = Selection.parse(settings.providers, allow_fallback=settings.allow_fallback)
-        sessions = open_sessions(bundle, selection, names, settings.threads, None)
-        calibration, limit = read_calibration(bundle), profile.context_length(longest_text(manifest, sessions))
-        asking = next((plan for plan in plans.values() if plan is not None and plan.needs_costs), None)
-        costs = find_costs(
-            asking, bundle, selection, settings.threads, batch_size, lambda: sessions, notices(console)
-        )  # one measurement for all schedulers
-        ways = {
-            name: DSparkInference(bundle, sessions, each, batch_size, limit, calibration, costs, profile.settings.alone)
-            for name, each in schedulers.items()
-        }
+        loaded = LoadedModel.open(bundle, host, list(uses.values()))
+        # One measurement for all schedulers.
+        costs = loaded.costs([loaded.plan(use) for use in uses.values()], notices(console))
+        ways = {name: DSparkInference(loaded, use, costs) for name, use in uses.items()}
         for inference in ways.values():
             _warm_up(inference, prompts, params)
     loads: defaultdict[tuple[int, str], _Load] = defaultdict(_Load)

@@ -12,15 +12,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dspark.providers import ON_CPU, LoadOptions, NodeTime, ProfiledSession, Provider, Selection
+from dspark.providers import LoadOptions, NodeTime, ProfiledSession, Provider
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.calibration import read_calibration
 from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
-from dspark.runtime.inference import DSparkInference, longest_text
+from dspark.runtime.inference import DSparkInference
 from dspark.runtime.loading.costs import find_costs
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.serving_profile import find_profile
 from dspark.runtime.loading.sessions import load_graphs, open_sessions
+from dspark.runtime.model.limits import ModelLimits
 from dspark.runtime.reports.lines import notices
 from dspark.runtime.rows import parse_row
 from dspark.runtime.scheduling.options import SpeculationOptions
@@ -79,9 +83,8 @@ def profile_graphs(
     rows: Sequence[Mapping[str, Any] | RequestError],
     options: SpeculationOptions,
     max_new_tokens: int,
-    threads: int | None,
+    host: HostOptions,
     console: Console,
-    selection: Selection = ON_CPU,
     profile: str | None = None,
 ) -> GraphProfile:
     """Generates greedily, batch 1, with every node's time written down.
@@ -91,9 +94,8 @@ def profile_graphs(
         rows: Prompts, as ``dspark-run generate`` takes them.
         options: How to speculate.
         max_new_tokens: Tokens generated a prompt.
-        threads: Host threads.
+        host: What runs the graphs.
         console: Shows the progress.
-        selection: What runs the graphs.
         profile: A serving profile, by name or file.
 
     Raises:
@@ -106,21 +108,18 @@ def profile_graphs(
         )
     bundle = Bundle.open(path, check_hashes=False)
     manifest = bundle.manifest
-    serving = find_profile(profile)
-    options = serving.options(manifest, options)
-    plan = options.resolve(manifest)
-    names = ["target"] if plan is None else list(manifest.precision)
-    calibration = read_calibration(bundle)
+    use = ServingOptions(options, batch_size=1, profile=find_profile(profile))
+    plan = use.resolve(manifest, ModelLimits.of(manifest))
+    names = list(manifest.precision) if plan.speculation else ["target"]
     # Steps are measured without a profiler, which would slow them down.
-    unprofiled = partial(open_sessions, bundle, selection, names, threads, check_hashes=None)
-    costs = find_costs(plan, bundle, selection, threads, 1, unprofiled, notices(console))
+    unprofiled = partial(open_sessions, bundle, host, names)
+    costs = find_costs(plan.speculation, bundle, host.selection, host.threads, 1, unprofiled, notices(console))
 
     def load(provider: Provider, name: str, how: LoadOptions) -> ProfiledSession:
         return provider.profile(bundle.graph(name), how)
 
-    sessions = load_graphs(bundle, selection, load, names, threads, check_hashes=None)
-    limit = serving.context_length(longest_text(manifest, sessions))
-    inference = DSparkInference(bundle, sessions, options, 1, limit, calibration, costs, serving.settings)
+    sessions = load_graphs(bundle, host, load, names)
+    inference = DSparkInference(LoadedModel(bundle, sessions, read_calibration(bundle), host), use, costs)
     params = SamplingParams(max_new_tokens=max_new_tokens)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(rows, description="Profiling"):

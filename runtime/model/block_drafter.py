@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import Call, DeviceSession, Session
+from dspark.providers.session import Call, Session
 from dspark.runtime.bundle.contract import CANDIDATES, MASKED, context_names
 from dspark.runtime.bundle.manifest import DrafterInfo, HeadInfo
 from dspark.runtime.cache.allocation import common_allocator
 from dspark.runtime.cache.key_value_cache import DRAFT, KeyValueCache
 from dspark.runtime.model.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.model.clock import PhaseClock
-from dspark.runtime.model.draft_buffers import SampledBuffers
+from dspark.runtime.model.draft_buffers import SampledBuffers, fetches_logits
 from dspark.runtime.model.drafter import DraftInput, Proposal
 from dspark.runtime.model.masks import past_bias
 from dspark.runtime.model.target import Verification
@@ -50,7 +50,6 @@ class BlockDrafter:
         self._session = session
         self._batch = batch
         self._head_session = head_session
-        self._on_device = isinstance(head_session, DeviceSession)
         self._info = info
         self._head = head
         self._vocabulary = vocabulary
@@ -71,7 +70,7 @@ class BlockDrafter:
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         requests = len(inputs)
-        logits = not self._on_device or any(item.draws for item in inputs)
+        logits = fetches_logits(self._head_session, inputs)
         block = self._blocks.get(requests if self._batch is None else self._batch, logits)
         lengths = self._cache.lengths[DRAFT, :requests]
         block.inputs["anchor_ids"][:requests] = [item.anchor for item in inputs]

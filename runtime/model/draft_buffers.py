@@ -6,11 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.providers.session import DeviceSession, Session
 from dspark.runtime.bundle.contract import DRAFT_IDS
 from dspark.runtime.bundle.manifest import DrafterInfo
 from dspark.runtime.model.drafter import DraftInput, Proposal
 
-__all__ = ["SampledBuffers"]
+__all__ = ["SampledBuffers", "fetches_logits"]
+
+
+def fetches_logits(session: Session, inputs: Sequence[DraftInput]) -> bool:
+    """Whether draft logits are wanted: those on a device are fetched only if a request draws from them."""
+    return not isinstance(session, DeviceSession) or any(item.draws for item in inputs)
 
 
 class SampledBuffers:

@@ -1,19 +1,19 @@
 """EAGLE-3: drafts token by token inside one graph call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import Call, DeviceSession, Session
+from dspark.providers.session import Call, Session, limits_of
 from dspark.runtime.bundle.contract import MASKED, context_names, delta_names
 from dspark.runtime.bundle.manifest import DrafterInfo, StaticShapes
 from dspark.runtime.cache.key_value_cache import DRAFT, KeyValueCache
 from dspark.runtime.model.bound_calls import BoundCalls, buffer_bytes
 from dspark.runtime.model.clock import PhaseClock
-from dspark.runtime.model.draft_buffers import SampledBuffers
+from dspark.runtime.model.draft_buffers import SampledBuffers, fetches_logits
 from dspark.runtime.model.drafter import DraftInput, Proposal
 from dspark.runtime.model.masks import causal_bias, new_rows, past_bias
 from dspark.runtime.model.target import Verification
@@ -24,17 +24,42 @@ EXTENSION = 256
 """Committed tokens that an EAGLE-3 drafter takes at once, which bounds its attention's memory."""
 
 
-@dataclass
 class _Pending:
     """Committed tokens of a request that an EAGLE-3 drafter has not taken yet.
 
+    Args:
+        allocate: Makes arrays of zeros where features lie.
+        width: Values per feature (H).
+
     Attributes:
-        features: The target's feature ``[H]`` at each token.
-        following: The token after each.
+        following: The token after each of them.
     """
 
-    features: list[NDArray[np.float32]] = field(default_factory=list)
-    following: list[int] = field(default_factory=list)
+    def __init__(self, allocate: Callable[..., Any], width: int) -> None:
+        self.following: list[int] = []
+        self._allocate = allocate
+        self._width = width
+        self._features: Any = None
+        self._first = 0
+
+    def add(self, features: Any, following: Sequence[int]) -> None:
+        """Keeps features ``[n, H]`` and the token after each."""
+        end = self._first + len(self.following)
+        if self._features is None or end + len(following) > self._features.shape[0]:
+            former, first = self._features, self._first
+            self._features = self._allocate((2 * (len(self.following) + len(following)), self._width), np.float32)
+            if self.following:
+                self._features[: len(self.following)] = former[first:end]
+            self._first, end = 0, len(self.following)
+        self._features[end : end + len(following)] = features
+        self.following.extend(following)
+
+    def take(self, count: int, ids: NDArray[np.int64], features: Any, index: int) -> None:
+        """Moves the oldest ones into ``ids [T]`` and ``features [B, T, H]`` of request ``index``."""
+        ids[:count] = self.following[:count]
+        features[index, :count] = self._features[self._first : self._first + count]
+        del self.following[:count]
+        self._first = self._first + count if self.following else 0
 
 
 class Eagle3Drafter:
@@ -47,6 +72,7 @@ class Eagle3Drafter:
         cache: Holds the drafter's own keys and values.
         clock: Tells the time spent in the graph.
         shapes: The only shapes of its calls; None if any will do.
+        allocate_features: Makes arrays of zeros where the target leaves its features.
     """
 
     def __init__(
@@ -57,10 +83,12 @@ class Eagle3Drafter:
         cache: KeyValueCache,
         clock: PhaseClock,
         shapes: StaticShapes | None = None,
+        allocate_features: Callable[..., Any] = np.zeros,
     ) -> None:
         self._session = session
-        self._on_device = isinstance(session, DeviceSession)
         self._shapes = shapes
+        self._allocate_features = allocate_features
+        self._most = min(EXTENSION, limits_of(session).prompt_tokens or EXTENSION)
         self._info = info
         self._vocabulary = vocabulary
         self._cache = cache
@@ -72,15 +100,13 @@ class Eagle3Drafter:
 
     def begin(self, slot: int) -> None:
         """Forgets what the slot's last request left."""
-        self._pending[slot] = _Pending()
+        self._pending[slot] = _Pending(self._allocate_features, self._info.hidden_size)
 
     def commit(self, slot: int, verification: Verification, index: int, following: Sequence[int]) -> None:
         """Keeps the features of committed tokens, each paired with the token after it, for the next proposal."""
         assert verification.features is not None
         start = verification.offsets[index]
-        pending = self._pending[slot]
-        pending.features.extend(verification.features[start : start + len(following)].copy())
-        pending.following.extend(following)
+        self._pending[slot].add(verification.features[start : start + len(following)], following)
 
     def move(self, slot: int, source: int) -> None:
         """Follows a request that moved from one slot to another."""
@@ -89,7 +115,7 @@ class Eagle3Drafter:
     def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         shapes = self._shapes
-        most, final = (EXTENSION, EXTENSION) if shapes is None else (shapes.chunk, shapes.block)
+        most, final = (self._most, self._most) if shapes is None else (shapes.chunk, shapes.block)
         for slot, item in enumerate(inputs):
             while (pending := len(self._pending[slot].following)) > final:
                 self._extend(slot, [item], min(most, pending - 1), None if shapes is None else (1, shapes.chunk))
@@ -105,16 +131,13 @@ class Eagle3Drafter:
         slots = range(first_slot, first_slot + len(inputs))
         counts = [min(len(self._pending[slot].following), most) for slot in slots]
         requests = len(counts)
-        logits = not self._on_device or any(item.draws for item in inputs)
+        logits = fetches_logits(self._session, inputs)
         extension = self._extensions.get(first_slot, *(fixed or (requests, max(counts))), logits)
         lengths = self._cache.lengths[DRAFT, slots]
         buffers = extension.inputs
         width = buffers["input_ids"].shape[1]
         for index, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-            pending = self._pending[slot]
-            buffers["input_ids"][index, :count] = pending.following[:count]
-            buffers["features"][index, :count] = pending.features[:count]
-            del pending.following[:count], pending.features[:count]
+            self._pending[slot].take(count, buffers["input_ids"][index], extension.features, index)
         buffers["position_ids"][:requests] = lengths[:, None] + np.arange(width)
         buffers["last_index"][:requests] = np.subtract(counts, 1)
         past = buffers["attention_bias"][..., :-width]
@@ -128,23 +151,23 @@ class Eagle3Drafter:
         return extension.sampled.proposal(requests)
 
     def _bind(self, first_slot: int, requests: int, width: int, logits: bool) -> "_Extension":
+        features = self._allocate_features((requests, width, self._info.hidden_size), np.float32)
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": np.zeros((requests, width), np.int64),
-            "features": np.zeros((requests, width, self._info.hidden_size), np.float32),
             "position_ids": np.zeros((requests, width), np.int64),
             "last_index": np.zeros(requests, np.int64),
             "attention_bias": causal_bias(requests, width, self._cache.capacity),
         }
         sampled = SampledBuffers(self._info, self._vocabulary, requests, logits=logits, confidence=False)
-        bound = {**inputs, **sampled.inputs}
+        bound = {**inputs, **sampled.inputs, "features": features}
         for index, arrays in enumerate(self._cache.layers(DRAFT, slice(first_slot, first_slot + requests))):
             bound.update(zip(context_names(index), arrays, strict=True))
         rows = new_rows(self._info.cache, requests, width)
         outputs = dict(sampled.outputs)
         for index, layer in enumerate(rows):
             outputs.update(zip(delta_names(index), layer, strict=True))
-        nbytes = buffer_bytes(inputs, sampled.inputs, outputs)
-        return _Extension(self._session.bind(bound, outputs), inputs, sampled, rows, nbytes)
+        nbytes = features.nbytes + buffer_bytes(inputs, sampled.inputs, outputs)
+        return _Extension(self._session.bind(bound, outputs), inputs, features, sampled, rows, nbytes)
 
 
 @dataclass(frozen=True)
@@ -153,6 +176,7 @@ class _Extension:
 
     call: Call
     inputs: dict[str, NDArray[Any]]
+    features: Any
     sampled: SampledBuffers
     rows: NDArray[np.float32]
     nbytes: int

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import Call, Session
+from dspark.providers.session import Buffer, Call, Session, limits_of
 from dspark.runtime.bundle.contract import (
     CHOICES,
     FEATURE,
@@ -55,13 +55,13 @@ class Verification:
         scores: Of every token, flat, or of each request's last; what follows is padding.
         rows: New rows ``[layers, 2, B, kv_heads, T, head_dim]`` for each group of the cache, unless the graph has
             written them into the cache itself.
-        features: EAGLE-3 features ``[N, H]``; None without such a drafter.
+        features: EAGLE-3 features ``[N, H]``, on the host or a device; None without such a drafter.
         offsets: Index of each request's first token among the N flat ones, and N.
     """
 
     scores: Scores
     rows: Mapping[int, NDArray[np.float32]]
-    features: NDArray[np.float32] | None
+    features: Buffer | None
     offsets: tuple[int, ...]
 
     def scores_of(self, index: int) -> Scores:
@@ -77,16 +77,26 @@ class Target:
         manifest: The bundle's manifest.
         cache: Where it reads the past.
         clock: Tells the time spent in the graph.
+        allocate_features: Makes arrays that the drafter reads as well.
 
     Attributes:
         most_prompt_tokens: Tokens that ``prefill`` takes at most; None if any number.
     """
 
-    def __init__(self, session: Session, manifest: Manifest, cache: KeyValueCache, clock: PhaseClock) -> None:
+    def __init__(
+        self,
+        session: Session,
+        manifest: Manifest,
+        cache: KeyValueCache,
+        clock: PhaseClock,
+        allocate_features: Callable[..., Any] = np.zeros,
+    ) -> None:
         self._session = session
         self._info = manifest.target
         self._shapes = manifest.shapes
-        self.most_prompt_tokens = None if manifest.shapes is None else manifest.shapes.chunk
+        stated = (limits_of(session).prompt_tokens, manifest.shapes.chunk if manifest.shapes else None)
+        self.most_prompt_tokens = min((tokens for tokens in stated if tokens is not None), default=None)
+        self._allocate_features = allocate_features
         self._drafter = manifest.drafter
         self._in_place = manifest.cache_form == "in-place"
         self._groups = {TARGET: manifest.target.cache}
@@ -193,7 +203,7 @@ class Target:
                 outputs.update(zip(kept_names(index), arrays, strict=True))
         features = None
         if self._drafter is not None and self._drafter.kind == "eagle3":
-            features = outputs[FEATURE] = np.zeros((total, self._drafter.hidden_size), np.float32)
+            features = outputs[FEATURE] = self._allocate_features((total, self._drafter.hidden_size), np.float32)
         return _Step(self._session.bind(cached, outputs), inputs, scores, rows, features, last_only)
 
 
@@ -212,13 +222,14 @@ class _Step:
     inputs: dict[str, NDArray[Any]]
     scores: Scores
     rows: Mapping[int, NDArray[np.float32]]
-    features: NDArray[np.float32] | None
+    features: Buffer | None
     last_only: bool
 
     @property
     def nbytes(self) -> int:
         """Bytes of its buffers; the logits are all steps'."""
-        return buffer_bytes(self.inputs, self.rows, {} if self.features is None else {FEATURE: self.features})
+        features = 0 if self.features is None else self.features.nbytes
+        return features + buffer_bytes(self.inputs, self.rows)
 
     def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: tuple[int, ...]) -> tuple[int, ...]:
         """Writes the inputs; returns each request's first flat token and their number.

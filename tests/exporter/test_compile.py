@@ -10,10 +10,11 @@ import pytest
 from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import Choice, ProviderError, Selection, find_provider
+from dspark.providers import Choice, ProviderError, find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
 from dspark.runtime.commands.provider_report import engine_rows
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.fixed_shapes import graph_dimensions
 from tests.conftest import GOLDEN
@@ -103,10 +104,12 @@ def test_every_graph_is_compiled_in_every_shape(
     runtime.loaded.clear()
     moved = output.rename(tmp_path / "moved")
     opened = Bundle.open(moved)
-    open_sessions(opened, Selection.parse("qnn:soc_model=60"), list(opened.manifest.precision), 1, check_hashes=True)
+    open_sessions(
+        opened, HostOptions.parse("qnn:soc_model=60", threads=1), list(opened.manifest.precision), check_hashes=True
+    )
     assert {file.parent for file in runtime.loaded} == {moved / "engines" / "qnn"}
     with pytest.raises(ProviderError, match=r"soc_model=60', but here it is 'backend_type=htp, soc_model=61'"):
-        open_sessions(opened, Selection.parse("qnn:soc_model=61"), ["head"], 1, check_hashes=None)
+        open_sessions(opened, HostOptions.parse("qnn:soc_model=61", threads=1), ["head"], check_hashes=None)
 
 
 def test_every_shape_is_told_and_an_interrupt_leaves_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

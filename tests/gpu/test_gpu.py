@@ -85,7 +85,7 @@ def load(bundle: Path, provider: str, scheduler: SchedulerName) -> DSparkInferen
 
 def logits(bundle: Path, provider: str, ids: list[int]) -> NDArray[np.float32]:
     """Of every token of a text, ``[n, V]``."""
-    target = load(bundle, provider, "off").engine._target
+    target = load(bundle, provider, "off").engine._slots._target
     return target.verify([TokenRun(ids, len(ids))]).scores.rows.copy()
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import find_provider
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.cache.key_value_cache import KeyValueCache
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.clock import PhaseClock
 from dspark.runtime.model.target import Target, TokenRun
@@ -36,7 +36,7 @@ def prompts(count: int) -> list[str]:
 def margin(bundle: Path, ids: list[int]) -> float:
     """How far the best two logits after these tokens are apart."""
     opened = Bundle.open(bundle, check_hashes=False)
-    session = open_sessions(opened, find_provider("cpu"), ["target"], None, check_hashes=False)["target"]
+    session = open_sessions(opened, HostOptions(), ["target"], check_hashes=False)["target"]
     target = Target(session, opened.manifest, KeyValueCache(opened.manifest.caches, 1), PhaseClock())
     second, best = np.sort(target.prefill(0, TokenRun(ids, len(ids))).scores.rows[0])[-2:]
     return float(best - second)

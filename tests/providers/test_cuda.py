@@ -26,6 +26,8 @@ from dspark.providers.cuda.provider import CUDA, CudaSession
 from dspark.providers.cuda.staging import ALIGNMENT
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.errors import RequestError
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from tests.providers import fake_cuda, fake_onnxruntime
 
 GoldenBundle = Callable[..., Path]
@@ -60,7 +62,7 @@ def in_place_graph(folder: Path) -> Path:
 
 def generate(bundle: Bundle, sessions: Mapping[str, Session]) -> list[list[int]]:
     """Greedy requests, and beside them others that read logits on the host."""
-    model = DSparkInference(bundle, sessions, SpeculationOptions("fixed"), 2, bundle.manifest.target.context_length)
+    model = DSparkInference(LoadedModel(bundle, sessions), ServingOptions(SpeculationOptions("fixed"), 2))
     settings = [{}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.3}, {}]
     done = model.generate(PROMPTS, [SamplingParams(max_new_tokens=100, **each) for each in settings])
     return [completion.token_ids for completion in done]
@@ -85,7 +87,7 @@ def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.
     bundle = Bundle.open(golden_bundle("dspark_gated", "in-place"))
     files = bundle.manifest.graphs.model_dump(exclude_none=True)
     sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
-    model = DSparkInference(bundle, sessions, SpeculationOptions("fixed"), 1, bundle.manifest.target.context_length)
+    model = DSparkInference(LoadedModel(bundle, sessions), ServingOptions(SpeculationOptions("fixed"), 1))
     stream = model.stream(PROMPTS[0], SamplingParams(max_new_tokens=20))
     next(stream)
     cuda.events.clear()

@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers import Call, Session, find_provider
+from dspark.providers import Call, Session
 from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
 from dspark.runtime.bundle.contract import CHOICES, LOGIT_SUMS
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.engine.settings import EngineSettings
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.scheduling.options import SchedulerName
 
@@ -63,9 +66,10 @@ def whole_drafts(bundle: Bundle) -> SpeculationOptions:
 def load_with_costs(bundle: Path, scheduler: SchedulerName, costs: CostTable, batch_size: int = 1) -> DSparkInference:
     """Loads a bundle on one thread with a table of costs that need not be this machine's."""
     opened = Bundle.open(bundle)
-    sessions = open_sessions(opened, find_provider("cpu"), list(opened.manifest.precision), 1, None)
-    limit = opened.manifest.target.context_length
-    return DSparkInference(opened, sessions, SpeculationOptions(scheduler), batch_size, limit, None, costs)
+    sessions = open_sessions(opened, HostOptions(threads=1), list(opened.manifest.precision))
+    return DSparkInference(
+        LoadedModel(opened, sessions), ServingOptions(SpeculationOptions(scheduler), batch_size), costs
+    )
 
 
 def tampered(
@@ -80,14 +84,13 @@ def tampered(
     opened = Bundle.open(bundle)
     manifest = opened.manifest.model_copy(update={"target": opened.manifest.target.model_copy(update=target)})
     sessions = tampered_sessions(opened, tamper)
-    limit = manifest.target.context_length
-    options = options or whole_drafts(opened)
-    return DSparkInference(Bundle(bundle, manifest), sessions, options, batch_size, limit, settings=settings)
+    use = ServingOptions(options or whole_drafts(opened), batch_size, settings=settings)
+    return DSparkInference(LoadedModel(Bundle(bundle, manifest), sessions), use)
 
 
 def tampered_sessions(bundle: Bundle, tamper: Tamper) -> dict[str, Session]:
     """A bundle's graphs, tampered with."""
-    opened = open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None)
+    opened = open_sessions(bundle, HostOptions(threads=1), list(bundle.manifest.precision))
     return {name: _TamperedSession(name, session, tamper) for name, session in opened.items()}
 
 

@@ -9,18 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dspark.providers import find_provider
 from dspark.runtime import Bundle
 from dspark.runtime.bundle.manifest import CacheInfo
-from dspark.runtime.cache.key_value_cache import KeyValueCache, make_cache
+from dspark.runtime.cache.key_value_cache import KeyValueCache
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model import bound_calls
 from dspark.runtime.model.block_drafter import BlockDrafter
 from dspark.runtime.model.bound_calls import KEPT, KEPT_BYTES, BoundCalls
 from dspark.runtime.model.clock import PhaseClock
-from dspark.runtime.model.drafters import make_drafter
 from dspark.runtime.model.eagle3_drafter import Eagle3Drafter
-from dspark.runtime.model.target import Target
+from dspark.runtime.model.graphs import ModelGraphs
 
 
 class Log:
@@ -77,13 +76,10 @@ def test_large_ones_make_room_for_others() -> None:
 def test_buffers_are_counted(name: str, golden_bundle: Callable[..., Path]) -> None:
     """As tracemalloc counts them, in the form of cache whose steps hold the new rows as well."""
     bundle = Bundle.open(golden_bundle(name, "delta"))
-    sessions = open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None)
-    cache, clock = make_cache(bundle.manifest, sessions, 64), PhaseClock()
+    sessions = open_sessions(bundle, HostOptions(threads=1), list(bundle.manifest.precision))
+    graphs = ModelGraphs.of(bundle, sessions, 64, PhaseClock())
+    cache, target, drafter = graphs.cache, graphs.target, graphs.drafter
     cache.reserve(512)
-    target, drafter = (
-        Target(sessions["target"], bundle.manifest, cache, clock),
-        make_drafter(bundle, sessions, cache, clock),
-    )
     target._logits_rows(64 * 6)
     made: list[int] = []
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dspark.providers import find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle, BundleError, DSparkError, DSparkInference, ProviderError
 from dspark.runtime.bundle.hashing import hash_file
 from dspark.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, FileInfo, PrecisionInfo
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import open_sessions
 
 GoldenBundle = Callable[[str], Path]
@@ -475,7 +475,7 @@ def test_a_precision_that_the_provider_does_not_run(golden_bundle: GoldenBundle)
     for precision in (PrecisionInfo(linear="bf16", tables="fp32"), PrecisionInfo(linear="fp32", tables="bf16")):
         other = bundle.manifest.model_copy(update={"precision": {**bundle.manifest.precision, "drafter": precision}})
         with pytest.raises(ProviderError, match=r"cpu does not run bf16 \(the drafter graph\); it runs .*fp32"):
-            open_sessions(Bundle(bundle.path, other), find_provider("cpu"), ["target", "drafter", "head"], 1, None)
+            open_sessions(Bundle(bundle.path, other), HostOptions(threads=1), ["target", "drafter", "head"])
 
 
 def test_errors_have_one_root() -> None:

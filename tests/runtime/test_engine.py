@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dspark.providers import find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.bundle.contract import CHOICES
 from dspark.runtime.cache.key_value_cache import TARGET, KeyValueCache
-from dspark.runtime.engine.engine import PREFILL_CHUNK
+from dspark.runtime.engine.prefill import PREFILL_CHUNK
 from dspark.runtime.engine.request import Request
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.clock import PhaseClock
 from dspark.runtime.model.eagle3_drafter import EXTENSION
@@ -140,7 +140,7 @@ def test_requests_that_join_and_leave_disturb_nobody(
 
 def test_a_pass_over_many_tokens_equals_one_token_at_a_time(golden_bundle: GoldenBundle) -> None:
     bundle = Bundle.open(golden_bundle("dspark_vanilla"))
-    session = open_sessions(bundle, find_provider("cpu"), ["target"], 1, None)["target"]
+    session = open_sessions(bundle, HostOptions(threads=1), ["target"])["target"]
 
     def logits(prompt: list[int], passes: list[list[int]]) -> np.ndarray:
         """Of tokens after a prompt, one verification step a pass."""
@@ -226,7 +226,7 @@ def test_a_prompt_in_chunks_equals_one_in_a_piece(
     cases = [(LONG, CASES[0][1]), (LONG[:99], CASES[4][1]), *CASES[7:12]]
     bundle = golden_bundle(name)
     expected = alone(load(bundle, 1, options), cases)
-    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("dspark.runtime.engine.prefill.PREFILL_CHUNK", chunk)
     monkeypatch.setattr("dspark.runtime.model.eagle3_drafter.EXTENSION", chunk)
     assert [outcome(completion) for completion in completions(load(bundle, 3, options), cases)] == expected
 
@@ -272,7 +272,7 @@ def test_a_request_cancelled_anywhere_disturbs_nobody(
     name: str, options: SpeculationOptions | None, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it waits, after each chunk of its prompt, and after each round; neighbours run and one more waits."""
-    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("dspark.runtime.engine.prefill.PREFILL_CHUNK", 8)
     inference = load(golden_bundle(name), 3, options)
     neighbours = [(PROMPTS[1], SETTINGS[0]), (PROMPTS[3], SETTINGS[1]), CASES[13]]
     expected = alone(inference, neighbours)
@@ -329,7 +329,7 @@ def test_a_step_that_breaks_leaves_no_request_behind(golden_bundle: GoldenBundle
 def test_many_requests_through_few_slots(
     name: str, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("dspark.runtime.engine.prefill.PREFILL_CHUNK", 16)
     widths: list[int] = []
 
     def count(graph: str, inputs: Arrays, outputs: Arrays) -> None:
@@ -438,7 +438,7 @@ def test_a_cache_that_was_spoilt_is_not_handed_on(
     name: str, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of early chunks are kept before anyone sees logits; masked, they still enter the next request's products."""
-    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("dspark.runtime.engine.prefill.PREFILL_CHUNK", 8)
     poisoning = True
 
     def poison(graph: str, inputs: Arrays, outputs: Arrays) -> None:
@@ -489,9 +489,9 @@ def test_after_a_long_text_the_cache_is_as_short_again_as_others_need(
     cases = CASES[:9] * 3
     inference = load(bundle, 3, options)
     inference.generate([LONG], SamplingParams(max_new_tokens=1))
-    long = inference.engine._cache.capacity
+    long = inference.engine._slots._cache.capacity
     assert [outcome(each) for each in completions(inference, cases)] == alone(load(bundle, 1, options), CASES[:9]) * 3
-    assert inference.engine._cache.capacity == 64 < long // 2
+    assert inference.engine._slots._cache.capacity == 64 < long // 2
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -502,7 +502,7 @@ def test_drafts_make_the_cache_no_longer_than_texts_come_to(name: str, golden_bu
     done = inference.generate(PROMPTS[:3], [SamplingParams(max_new_tokens=length) for length in lengths])
     assert [len(each.token_ids) for each in done] == lengths
     assert sum(sum(each.stats.draft_lengths) for each in done) > 20
-    assert inference.engine._cache.capacity == 64
+    assert inference.engine._slots._cache.capacity == 64
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

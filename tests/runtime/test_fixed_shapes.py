@@ -14,6 +14,9 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.providers import ON_CPU, Choice, ProviderError, Selection, Session, find_provider
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.fixed_shapes import FixedShapeSession, graph_dimensions
 from tests.runtime.command_line import runner
@@ -48,10 +51,9 @@ def cases(name: str) -> list[dict[str, Any]]:
 
 def load(path: Path, batch_size: int, selection: Selection = FIXED) -> tuple[DSparkInference, Mapping[str, Session]]:
     bundle = Bundle.open(path)
-    sessions = open_sessions(bundle, selection, list(bundle.manifest.precision), 1, None)
-    limit = bundle.manifest.context_length
+    sessions = open_sessions(bundle, HostOptions(selection, threads=1), list(bundle.manifest.precision))
     options = SpeculationOptions("off" if bundle.manifest.drafter is None else "fixed")
-    return DSparkInference(bundle, sessions, options, batch_size, limit), sessions
+    return DSparkInference(LoadedModel(bundle, sessions), ServingOptions(options, batch_size)), sessions
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -155,6 +155,7 @@ FOLDERS = (
     "scheduling",
     "engine",
     "loading",
+    "prompts",
     "inference",
     "conversation",
     "rows",

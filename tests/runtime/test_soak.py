@@ -88,14 +88,14 @@ def test_requests_of_every_kind_for_a_long_time(
         for request, (prompt, params) in zip(requests, cases, strict=True):
             if request.finish_reason != "cancelled":
                 assert outcome(request.completion()) == outcome(alone.generate([prompt], params)[0]), (prompt, params)
-        assert not inference.engine._cache.lengths.any()
+        assert not inference.engine._slots._cache.lengths.any()
         widths.clear()
         inference.generate([TEXT[:2]] * SLOTS, SamplingParams(max_new_tokens=20))
         assert max(widths) == SLOTS  # no slot is lost
         del requests, request
         widths.clear()
         gc.collect()
-        memory.append((sys.getallocatedblocks(), inference.engine._cache.nbytes))
+        memory.append((sys.getallocatedblocks(), inference.engine._slots._cache.nbytes))
     assert ended[None] == 0
     assert min(ended["cancelled"], ended["error"]) > count * 0.04
     assert ended["length"] > count * 0.6

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from dspark.exporter.export import export_bundle, prepare
-from dspark.providers import Session, find_provider
+from dspark.providers import Session
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
+from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
 from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, load
 
@@ -34,12 +37,12 @@ class Model:
     @classmethod
     def open(cls, path: Path) -> "Model":
         bundle = Bundle.open(path)
-        return cls(bundle, open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None))
+        return cls(bundle, open_sessions(bundle, HostOptions(threads=1), list(bundle.manifest.precision)))
 
     def stopping_at(self, *tokens: int) -> DSparkInference:
         target = self.bundle.manifest.target.model_copy(update={"stop_token_ids": tokens})
         bundle = Bundle(self.bundle.path, self.bundle.manifest.model_copy(update={"target": target}))
-        return DSparkInference(bundle, self.sessions, SpeculationOptions("fixed"), 1, target.context_length)
+        return DSparkInference(LoadedModel(bundle, self.sessions), ServingOptions(SpeculationOptions("fixed"), 1))
 
 
 def rounds_of(completion: Completion) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ def test_invented_turns_follow_the_templates_opening(
 def test_invented_turns_are_answered(chat_bundle: Callable[[str], Path]) -> None:
     model = DSparkInference.load(chat_bundle("qwen3_target"), options=SpeculationOptions("off"), threads=1)
     stop = model.encode("tead", raw=True)[:1]
-    model._stop_token_ids = frozenset(stop)
+    model._prompts._stop_token_ids = frozenset(stop)
     submitted: list[Request] = []
     submit = model.engine.submit
     model.engine.submit = lambda request: (submitted.append(request), submit(request))[1]  # type: ignore[method-assign]

@@ -20,9 +20,9 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import SamplingParams
 from dspark.runtime.bundle.hashing import hash_file
 from dspark.runtime.bundle.manifest import MANIFEST
-from dspark.runtime.evaluation import quality
 from dspark.runtime.evaluation.quality import Comparison, PositionScores, quality_figures, score_positions
 from dspark.runtime.evaluation.tables import comparison_tables
+from dspark.runtime.loading import loaded
 from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
 from tests.runtime.command_line import Result, Run
@@ -279,7 +279,7 @@ def test_another_vocabulary_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quality, "open_sessions", no_work)
+    monkeypatch.setattr(loaded, "open_sessions", no_work)
     reference = golden_bundle("qwen3_target")
     other = edited(reference, tmp_path / "other", lambda manifest: manifest["target"].update(vocabulary_size=192))
     result = compare(other, reference, "--input", *files)
@@ -297,7 +297,7 @@ def test_another_tokenizer_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quality, "open_sessions", no_work)
+    monkeypatch.setattr(loaded, "open_sessions", no_work)
     reference, tokenizer = golden_bundle("qwen3_target"), tmp_path / "tokenizer.json"
     tokenizer.write_text((reference / "tokenizer.json").read_text().replace('"a"', '"å"'))
     info = {"bytes": tokenizer.stat().st_size, "sha256": hash_file(tokenizer)}

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dspark.providers import find_provider
-from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
+from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams
 from dspark.runtime.costs.model import CostModel
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.decoding.rounds import Round
+from dspark.runtime.loading.host import HostOptions
+from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
 from dspark.runtime.scheduling.options import SchedulerName
@@ -299,6 +300,6 @@ def test_greedy_texts_do_not_depend_on_the_plan(name: SchedulerName, drafter: st
 
 def test_costs_must_be_given(golden_bundle: GoldenBundle) -> None:
     bundle = Bundle.open(golden_bundle("dspark_vanilla"))
-    sessions = open_sessions(bundle, find_provider("cpu"), list(bundle.manifest.precision), 1, None)
+    sessions = open_sessions(bundle, HostOptions(threads=1), list(bundle.manifest.precision))
     with pytest.raises(RequestError, match="scheduler 'hardware' needs the costs of steps"):
-        DSparkInference(bundle, sessions, SpeculationOptions(), 1, 512)
+        DSparkInference(LoadedModel(bundle, sessions))
