@@ -16,7 +16,7 @@ ALMOST_ONE = 1.0 - 1e-6
 
 
 def step_values(g: GraphBuilder, x: ir.Value, length: int) -> list[ir.Value]:
-    """``[B, γ, …]`` → γ values ``[B, 1, …]``; the axis of one stays, as dropping it would be a node a value."""
+    """``[B, γ, …]`` → γ values ``[B, 1, …]``; the axis of one stays, as dropping it would take one node per value."""
     return g.split(x, [1] * length, axis=1)
 
 

@@ -13,7 +13,7 @@ __all__ = ["Model"]
 
 @dataclass(frozen=True)
 class Model:
-    """What all layers of a model need, whatever they are applied to.
+    """What all layers of a model have in common, for all tokens that go through them.
 
     Attributes:
         g: The graph they are recorded in.
