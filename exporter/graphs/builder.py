@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.packings import FLOAT32, Packing
 from dspark.exporter.weights import WeightFile
-
-if TYPE_CHECKING:
-    from dspark.exporter.graphs.encodings import Encodings
+from dspark.runtime.bundle.graph_specs import GraphSpec, TensorSpec
 
 __all__ = ["FLOAT", "INT64", "MICROSOFT", "GraphBuilder"]
 
@@ -29,24 +27,19 @@ T = TypeVar("T")
 
 
 class GraphBuilder:
-    """Records one ONNX graph.
+    """Records one ONNX graph, whose inputs and outputs are those of its specification.
 
     Args:
-        name: The graph's name.
+        spec: The graph's name, inputs and outputs.
         weights: Where weights are stored; graphs of a bundle share it.
-        encodings: How linear layers and tables are stored and multiplied with.
-
-    Attributes:
-        encodings: As given.
     """
 
-    def __init__(self, name: str, weights: WeightFile, encodings: "Encodings") -> None:
-        self.encodings = encodings
-        self._name = name
+    def __init__(self, spec: GraphSpec, weights: WeightFile) -> None:
+        self._spec = spec
         self._weights = weights
         self._tape = ir.tape.Tape()
-        self._inputs: list[ir.Value] = []
-        self._outputs: list[ir.Value] = []
+        self._inputs: dict[str, ir.Value] = {}
+        self._outputs: dict[str, ir.Value] = {}
         self._initializers: dict[object, ir.Value] = {}
         self._made: dict[tuple[int, str], Any] = {}
         self._domains: set[str] = set()
@@ -64,16 +57,27 @@ class GraphBuilder:
         """Raises the graph's opset for an operator that came later."""
         self._opset = max(self._opset, version)
 
-    def input(self, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
-        """Declares a graph input; dimensions given as text are symbolic."""
-        value = ir.val(name, dtype=dtype, shape=shape)
-        self._inputs.append(value)
-        return value
+    def input(self, name: str) -> ir.Value:
+        """A graph input.
 
-    def output(self, name: str, value: ir.Value, dtype: ir.DataType, *shape: int | str) -> None:
-        """Names a computed value and declares it a graph output."""
-        value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
-        self._outputs.append(value)
+        Raises:
+            KeyError: The specification has no such input.
+        """
+        if name not in self._inputs:
+            spec = _named(self._spec.inputs, name)
+            self._inputs[name] = ir.val(name, dtype=ir.DataType.from_numpy(spec.dtype), shape=spec.shape)
+        return self._inputs[name]
+
+    def output(self, name: str, value: ir.Value) -> None:
+        """Makes a computed value a graph output.
+
+        Raises:
+            KeyError: The specification has no such output.
+        """
+        spec = _named(self._spec.outputs, name)
+        value.name, value.shape = name, ir.Shape(spec.shape)
+        value.type = ir.TensorType(ir.DataType.from_numpy(spec.dtype))
+        self._outputs[name] = value
 
     def op(
         self,
@@ -150,15 +154,23 @@ class GraphBuilder:
         """Reshapes; 0 keeps a dimension and −1 infers one, as in ONNX."""
         return self.op("Reshape", value, self.ints(*shape))
 
+    def unsqueeze(self, value: ir.Value, *axes: int) -> ir.Value:
+        """Inserts dimensions of one."""
+        return self.op("Unsqueeze", value, self.ints(*axes))
+
     def model(self) -> ir.Model:
-        """The recorded graph as a model."""
+        """The recorded graph as a model.
+
+        Raises:
+            KeyError: It has not read an input of the specification, or not computed an output.
+        """
         graph = ir.Graph(
-            self._inputs,
-            self._outputs,
+            [self._inputs[spec.name] for spec in self._spec.inputs],
+            [self._outputs[spec.name] for spec in self._spec.outputs],
             nodes=self._tape.nodes,
             initializers=self._tape.initializers,
             opset_imports={"": self._opset} | {domain: 1 for domain in self._domains if domain},
-            name=self._name,
+            name=self._spec.name,
         )
         return ir.Model(graph, ir_version=IR_VERSIONS[self._opset], producer_name="dspark-export")
 
@@ -172,3 +184,7 @@ class GraphBuilder:
 
     def _node_name(self, op_type: str) -> str:
         return "/".join([*self._scope, f"{op_type}_{len(self._tape.nodes)}"])
+
+
+def _named(specs: Sequence[TensorSpec], name: str) -> TensorSpec:
+    return {spec.name: spec for spec in specs}[name]

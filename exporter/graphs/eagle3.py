@@ -1,24 +1,25 @@
 """The EAGLE-3 drafter's graph: extends its cache with committed tokens, then drafts token by token.
 
-SEMANTICS: other drafters; Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
-Training-Time Test", 2025.
+Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+arXiv:2503.01840.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import Drafter, Target
-from dspark.exporter.checkpoints.tensors import LazyTensor
-from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.builder import GraphBuilder
+from dspark.exporter.graphs.draft_sampler import DraftSampler
 from dspark.exporter.graphs.encodings import Encodings
-from dspark.exporter.graphs.head import DraftSampler
+from dspark.exporter.graphs.facts import drafter_facts
 from dspark.exporter.graphs.layers import (
     AttentionBias,
     BlockTokens,
+    ForwardPass,
     KeyValue,
-    Rotation,
+    Model,
     after,
     attention,
     cached_rows,
@@ -30,16 +31,35 @@ from dspark.exporter.graphs.layers import (
     part_sizes,
     rms_norm,
     rotation,
-    unsqueeze,
 )
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle.contract import context_names, delta_names
+from dspark.runtime.bundle.graph_specs import eagle3_drafter_spec
 
 __all__ = ["build_eagle3_drafter"]
 
 
 def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile, encodings: Encodings) -> ir.Model:
-    """Builds the drafter's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
+    """Builds the drafter's graph.
+
+    B requests, T the most committed tokens of a request, S the cache's capacity, γ draft tokens of K choices each.
+
+    | input | type and shape | content |
+    |---|---|---|
+    | `input_ids` | int64 `[B, T]` | the token after each feature |
+    | `features` | float32 `[B, T, H′]` | the target's features of committed tokens |
+    | `position_ids` | int64 `[B, T]` | their positions |
+    | `last_index` | int64 `[B]` | index of each request's last one; what follows is padding |
+    | `attention_bias` | float32 `[B, 1, 1, T, S+T]` | 0 for keys that are seen, else `MASKED` |
+    | `context.{j}.{key,value}` | float32 `[B, Hkv′, S, D′]` | the cache of draft layer j |
+    | `uniform` | float32 `[B, γ]` | random numbers from 0 to 1 |
+    | `temperature` | float32 `[B]` | 0 takes the likeliest tokens |
+
+    | output | type and shape | content |
+    |---|---|---|
+    | `new.{j}.{key,value}` | float32 `[B, Hkv′, T, D′]` | rows of the committed tokens |
+    | `tokens` | int64 `[B, γ]` | drawn tokens, target ids |
+    | `draft_logits` | float32 `[B, γ, K]` | logits that they were drawn from |
 
     Args:
         drafter: An EAGLE-3 drafter.
@@ -47,59 +67,42 @@ def build_eagle3_drafter(drafter: Drafter, target: Target, weights: WeightFile, 
         weights: Receives the weights.
         encodings: How they are stored and multiplied with.
     """
-    g = GraphBuilder("drafter", weights, encodings)
-    backbone, length = drafter.backbone, drafter.draft_length
+    g = GraphBuilder(eagle3_drafter_spec(drafter_facts(drafter)), weights)
+    backbone = drafter.backbone
     layers = range(len(backbone.layers))
-    ids = g.input("input_ids", INT64, "B", "T")
-    features = g.input("features", FLOAT, "B", "T", backbone.hidden_size)
-    positions = g.input("position_ids", INT64, "B", "T")
-    last_index = unsqueeze(g, g.input("last_index", INT64, "B"), 1)
-    bias_input = g.op("Squeeze", g.input("attention_bias", FLOAT, "B", 1, 1, "T", "S+T"), g.ints(1))
-    past = [cached_rows(g, context_names(index), backbone) for index in layers]
-    drafting = _Drafting(g, drafter, {**target.tables, **drafter.tensors})
+    ids, positions = g.input("input_ids"), g.input("position_ids")
+    last_index = g.unsqueeze(g.input("last_index"), 1)
+    bias_input = g.op("Squeeze", g.input("attention_bias"), g.ints(1))
+    past = [cached_rows(g, context_names(layer)) for layer in layers]
+    drafting = _Drafting(Model(g, backbone, {**target.tables, **drafter.tensors}, encodings), drafter)
 
     with g.scope("extend"):
         shape = g.op("Shape", ids)
-        hidden, own = drafting.forward(
-            g.reshape(ids, -1),
-            g.reshape(features, -1, backbone.hidden_size),
-            _Tokens(positions, BlockTokens(shape), bias_input, [[part] for part in past], []),
-        )
-        for index in layers:
-            for name, value in zip(delta_names(index), own[index], strict=True):
-                g.output(name, value, FLOAT, "B", backbone.kv_head_count, "T", backbone.head_dim)
+        ids, features = g.reshape(ids, -1), g.reshape(g.input("features"), -1, backbone.hidden_size)
+        hidden, own = drafting.forward(ids, features, _Tokens(positions, BlockTokens(shape), bias_input, [past], []))
+        for layer in layers:
+            for name, value in zip(delta_names(layer), own[layer], strict=True):
+                g.output(name, value)
         per_request = g.op("Reshape", hidden, g.op("Concat", shape, g.ints(backbone.hidden_size), axis=0))
         hidden = g.op("GatherND", per_request, last_index, batch_dims=1)
-        position = unsqueeze(g, g.op("GatherND", positions, last_index, batch_dims=1), 1)
-        row = unsqueeze(g, g.op("GatherND", g.op("Squeeze", bias_input, g.ints(1)), last_index, batch_dims=1), 1, 2)
+        position = g.unsqueeze(g.op("GatherND", positions, last_index, batch_dims=1), 1)
+        row = g.unsqueeze(g.op("GatherND", g.op("Squeeze", bias_input, g.ints(1)), last_index, batch_dims=1), 1, 2)
 
-    sampler = DraftSampler(g, drafter, length)
+    sampler = DraftSampler(g, drafter)
     with g.scope("step.0"):
         logits, feature = drafting.predict(hidden)
-        logits_steps = [logits]
         token = sampler.draw(0, logits)
-    parts = [[cached, extended] for cached, extended in zip(past, own, strict=True)]
-    between = [positions]
-    for step in range(1, length):
+    parts, between = [past, own], [positions]
+    for step in range(1, drafter.draft_length):
         with g.scope(f"step.{step}"):
             position = g.op("Add", position, g.ints(1))
             row = g.op("Pad", row, g.ints(0, 0, 0, 0, 0, 0, 0, 1))
             tokens = _Tokens(position, BlockTokens(g.ints(-1, 1)), row, parts, between)
             hidden, own = drafting.forward(g.reshape(token, -1), feature, tokens)
-            parts = [[*before, rows] for before, rows in zip(parts, own, strict=True)]
-            between = [*between, position]
+            parts, between = [*parts, own], [*between, position]
             logits, feature = drafting.predict(hidden)
-            logits_steps.append(logits)
             token = sampler.draw(step, logits)
-    sampler.output_tokens()
-    g.output(
-        "draft_logits",
-        g.op("Concat", *logits_steps, axis=1),
-        FLOAT,
-        "B",
-        length,
-        drafter.vocabulary_size,
-    )
+    sampler.output()
     return g.model()
 
 
@@ -111,25 +114,23 @@ class _Tokens:
         positions: int64 ``[B, T]``.
         layout: How they are regrouped.
         bias: ``[B, 1, T, K]``, causal.
-        parts: Keys and values before them, the cached ones first; a list a layer.
+        parts: Keys and values before them, the cached ones first; each part has those of all layers.
         between: Positions ``[B, K_i]`` of the parts between the cached keys and the tokens' own.
     """
 
     positions: ir.Value
     layout: BlockTokens
     bias: ir.Value
-    parts: list[list[KeyValue]]
-    between: list[ir.Value]
+    parts: Sequence[Sequence[KeyValue]]
+    between: Sequence[ir.Value]
 
 
 class _Drafting:
     """The drafter's layers, applied first to committed tokens and then to one drafted token after another."""
 
-    def __init__(self, g: GraphBuilder, drafter: Drafter, tensors: Mapping[str, LazyTensor]) -> None:
-        self._g = g
+    def __init__(self, model: Model, drafter: Drafter) -> None:
+        self._model = model
         self._drafter = drafter
-        self._backbone = drafter.backbone
-        self._tensors = tensors
 
     def forward(self, ids: ir.Value, features: ir.Value, tokens: _Tokens) -> tuple[ir.Value, list[KeyValue]]:
         """One pass over N tokens.
@@ -142,64 +143,39 @@ class _Drafting:
         Returns:
             Pre-norm hidden states ``[N, H]``, and each layer's keys and values ``[B, Hkv, T, D]`` of the tokens.
         """
-        g, backbone = self._g, self._backbone
-        rotary = rotation(g, backbone, g.reshape(tokens.positions, -1), tokens.layout)
-        keys = [key for key, _ in tokens.parts[0]]
+        model, g = self._model, self._model.g
+        rotary = rotation(g, model.backbone.rope, g.reshape(tokens.positions, -1), tokens.layout)
+        keys = [key for (key, _), *_ in tokens.parts]
         count = g.op("Shape", tokens.positions, start=1, end=2)
         sizes = g.op("Concat", part_sizes(g, *keys), count, axis=0)
         bias = AttentionBias(
-            g,
+            model,
             tokens.bias,
             lambda: distances(g, tokens.positions, keys[0], *tokens.between, tokens.positions),
-            backbone.head_count // backbone.kv_head_count,
             hides_future=True,
         )
-        first = bias.of(backbone.layers[0])
-        x, own = self._first_layer(ids, features, rotary, tokens, first, sizes)
+        forward = ForwardPass(model, rotary, tokens.layout, bias, after(*tokens.parts), sizes)
+        x, own = self._first_layer(forward, ids, features)
         rows = [own]
-        for index in range(1, len(backbone.layers)):
-            x, own = decoder_layer(
-                g,
-                x,
-                self._tensors,
-                index,
-                backbone,
-                rotary,
-                tokens.layout,
-                after(*tokens.parts[index]),
-                bias.of(backbone.layers[index]),
-                sizes,
-            )
+        for layer in range(1, len(model.backbone.layers)):
+            x, own = decoder_layer(forward, x, layer)
             rows.append(own)
         return x, rows
 
-    def _first_layer(
-        self, ids: ir.Value, features: ir.Value, rotary: Rotation, tokens: _Tokens, bias: ir.Value, sizes: ir.Value
-    ) -> tuple[ir.Value, KeyValue]:
+    def _first_layer(self, forward: ForwardPass, ids: ir.Value, features: ir.Value) -> tuple[ir.Value, KeyValue]:
         """The layer that reads token and feature side by side, ``[N, 2H]``."""
-        g, tensors, epsilon = self._g, self._tensors, self._backbone.norm_epsilon
+        model, g = self._model, self._model.g
+        bias = forward.bias.of(model.backbone.layers[0])
         with g.scope("layers.0"):
-            token = rms_norm(g, embed(g, ids, tensors, "embed_tokens"), tensors, "layers.0.input_layernorm", epsilon)
-            normed = rms_norm(g, features, tensors, "layers.0.hidden_norm", epsilon)
-            pair = g.op("Concat", token, normed, axis=-1)
-            mixed, own = attention(
-                g,
-                pair,
-                tensors,
-                "layers.0.self_attn",
-                self._backbone,
-                rotary,
-                tokens.layout,
-                after(*tokens.parts[0]),
-                bias,
-                sizes,
-            )
+            token = rms_norm(model, embed(model, ids), "layers.0.input_layernorm")
+            normed = rms_norm(model, features, "layers.0.hidden_norm")
+            mixed, own = attention(forward, g.op("Concat", token, normed, axis=-1), 0, bias)
             residual = normed if self._drafter.norm_before_residual else features
-            return feed_forward(g, g.op("Add", residual, mixed), tensors, "layers.0", self._backbone), own
+            return feed_forward(model, g.op("Add", residual, mixed), 0), own
 
     def predict(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Draft logits ``[B, 1, V']`` of pre-norm hidden states ``[B, H]``, and the next step's features ``[B, H]``."""
-        g = self._g
-        normed = rms_norm(g, hidden, self._tensors, "norm", self._backbone.norm_epsilon)
-        logits = unsqueeze(g, linear(g, normed, self._tensors, "lm_head"), 1)
+        """Draft logits ``[B, 1, V′]`` of pre-norm hidden states ``[B, H]``, and the next step's features ``[B, H]``."""
+        g = self._model.g
+        normed = rms_norm(self._model, hidden, "norm")
+        logits = g.unsqueeze(linear(self._model, normed, "lm_head"), 1)
         return logits, normed if self._drafter.norm_output else hidden

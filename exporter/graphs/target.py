@@ -1,14 +1,15 @@
 """The target's graph: verifies flat tokens and computes the drafter's context next to its own cache rows."""
 
-from functools import partial
-
 import onnx_ir as ir
 
 from dspark.exporter.checkpoints.description import Drafter, DrafterKind, Target
-from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.builder import GraphBuilder
 from dspark.exporter.graphs.encodings import Encodings
+from dspark.exporter.graphs.facts import drafter_facts, target_facts
 from dspark.exporter.graphs.layers import (
     AttentionBias,
+    ForwardPass,
+    Model,
     RaggedTokens,
     decoder_layer,
     embed,
@@ -20,6 +21,7 @@ from dspark.exporter.graphs.layers import (
 from dspark.exporter.graphs.target_cache import CACHES, TargetCache
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle.contract import CHOICES, FEATURE, LOGIT_SUMS
+from dspark.runtime.bundle.graph_specs import target_spec
 from dspark.runtime.bundle.manifest import CacheForm
 
 __all__ = ["build_target"]
@@ -28,7 +30,33 @@ __all__ = ["build_target"]
 def build_target(
     target: Target, drafter: Drafter | None, weights: WeightFile, encodings: Encodings, cache_form: CacheForm
 ) -> ir.Model:
-    """Builds the target's graph (inputs and outputs in ARCHITECTURE.md, "The graphs").
+    """Builds the target's graph.
+
+    B requests, N flat tokens, T the most tokens of a request, K scored tokens, S the cache's capacity.
+
+    | input | type and shape | content |
+    |---|---|---|
+    | `input_ids` | int64 `[N]` | tokens of all requests, one after the other |
+    | `position_ids` | int64 `[N]` | their positions |
+    | `pad_index` | int64 `[B, T]` | flat index of each request's token t; padding repeats any |
+    | `unpad_index` | int64 `[N]` | place of each flat token among B · T |
+    | `logits_index` | int64 `[K]` | flat tokens that get logits |
+    | `rope_lengths` | int64 `[N]` | text length that RoPE sees; with dynamic NTK scaling only |
+    | `past.{l}.{key,value}` | float32 `[B, Hkv, S, D]` | the cache of layer l |
+    | `write_index` | int64 `[B]` | row of each request's first new token; in-place only |
+    | `attention_bias` | float32 `[B, 1, 1, T, S]` | 0 for keys that are seen, else `MASKED`; `[…, S+T]` for delta |
+    | `context.{j}.{key,value}` | float32 `[B, Hkv′, S, D′]` | the cache of draft layer j; in-place only |
+
+    | output | type and shape | content |
+    |---|---|---|
+    | `present.{l}.{key,value}` | float32 `[B, Hkv, S, D]` | the cache with new rows; in-place only |
+    | `new.{l}.{key,value}` | float32 `[B, Hkv, T, D]` | new rows; delta only |
+    | `logits` | float32 `[K, V]` | scores of the token after each scored one |
+    | `choices` | int64 `[K]` | their argmax; in-place only |
+    | `logit_sums` | float32 `[K]` | their sums, finite if all are; in-place only |
+    | `present.context.{j}.{key,value}` | float32 `[B, Hkv′, S, D′]` | context with new rows; in-place only |
+    | `context.{j}.{key,value}` | float32 `[B, Hkv′, T, D′]` | new context rows; delta only |
+    | `feature` | float32 `[N, H′]` | what an EAGLE-3 drafter reads, instead of context |
 
     Args:
         target: The target model.
@@ -37,75 +65,67 @@ def build_target(
         encodings: How they are stored and multiplied with.
         cache_form: How it keeps keys and values.
     """
-    g = GraphBuilder("target", weights, encodings)
-    backbone, tensors = target.backbone, target.tensors
-    ids = g.input("input_ids", INT64, "N")
-    positions = g.input("position_ids", INT64, "N")
-    pad_index = g.input("pad_index", INT64, "B", "T")
-    layout = RaggedTokens(pad_index, g.input("unpad_index", INT64, "N"))
-    logits_index = g.input("logits_index", INT64, "K")
-    lengths = g.input("rope_lengths", INT64, "N") if backbone.rope.dynamic else None
-    cache = CACHES[cache_form](g, backbone, pad_index)
-    bias_input = g.input("attention_bias", FLOAT, "B", 1, 1, "T", cache.keys)
+    spec = target_spec(target_facts(target, cache_form), None if drafter is None else drafter_facts(drafter))
+    g = GraphBuilder(spec, weights)
+    backbone = target.backbone
+    model = Model(g, backbone, {**target.tensors, **target.tables}, encodings)
+    positions, pad_index = g.input("position_ids"), g.input("pad_index")
+    layout = RaggedTokens(pad_index, g.input("unpad_index"))
+    lengths = g.input("rope_lengths") if backbone.rope.dynamic else None
+    cache = CACHES[cache_form](g, len(backbone.layers))
 
-    def distance() -> ir.Value:
-        return cache.distances(g.op("Gather", positions, pad_index, axis=0))
-
-    rotary = rotation(g, backbone, positions, layout, lengths)
+    rotary = rotation(g, backbone.rope, positions, layout, lengths)
     bias = AttentionBias(
-        g,
-        g.op("Squeeze", bias_input, g.ints(1)),
-        distance,
-        backbone.head_count // backbone.kv_head_count,
+        model,
+        g.op("Squeeze", g.input("attention_bias"), g.ints(1)),
+        lambda: cache.distances(g.op("Gather", positions, pad_index, axis=0)),
         hides_future=True,
     )
-    x = embed(g, ids, tensors, "embed_tokens")
+    forward = ForwardPass(model, rotary, layout, bias, cache.extend, cache.sizes)
+    x = embed(model, g.input("input_ids"))
     taps = {-1: x}
-    for index, layer in enumerate(backbone.layers):
-        extend = partial(cache.extend, index)
-        x, _ = decoder_layer(g, x, tensors, index, backbone, rotary, layout, extend, bias.of(layer), cache.sizes)
-        taps[index] = x
+    for layer in range(len(backbone.layers)):
+        x, _ = decoder_layer(forward, x, layer)
+        taps[layer] = x
 
     with g.scope("lm_head"):
-        scored = rms_norm(g, g.op("Gather", x, logits_index, axis=0), tensors, "norm", backbone.norm_epsilon)
-        logits = linear(g, scored, target.tables, "lm_head")
-        g.output("logits", logits, FLOAT, "K", target.vocabulary_size)
+        scored = rms_norm(model, g.op("Gather", x, g.input("logits_index"), axis=0), "norm")
+        logits = linear(model, scored, "lm_head")
+        g.output("logits", logits)
         if cache_form == "in-place":  # devices that need the other form may not take ArgMax
-            g.output(CHOICES, g.op("ArgMax", logits, axis=-1, keepdims=0), INT64, "K")
-            g.output(LOGIT_SUMS, g.op("ReduceSum", logits, g.ints(-1), keepdims=0), FLOAT, "K")
+            g.output(CHOICES, g.op("ArgMax", logits, axis=-1, keepdims=0))
+            g.output(LOGIT_SUMS, g.op("ReduceSum", logits, g.ints(-1), keepdims=0))
     if drafter is not None:
-        _drafter_context(g, drafter, [taps[tap] for tap in drafter.taps], positions, layout, cache)
+        tensors = {f"drafter.{name}": tensor for name, tensor in drafter.tensors.items()}
+        reader = Model(g, drafter.backbone, tensors, encodings)
+        _drafter_context(reader, drafter, [taps[tap] for tap in drafter.taps], positions, layout, cache)
     return g.model()
 
 
 def _drafter_context(
-    g: GraphBuilder,
+    model: Model,
     drafter: Drafter,
     taps: list[ir.Value],
     positions: ir.Value,
     layout: RaggedTokens,
     cache: TargetCache,
 ) -> None:
-    """Turns taps into what the drafter reads: context keys and values a draft layer, or EAGLE-3's feature."""
-    backbone = drafter.backbone
-    tensors = {f"drafter.{name}": tensor for name, tensor in drafter.tensors.items()}
+    """Turns taps into what the drafter reads: context keys and values of each draft layer, or EAGLE-3's feature."""
+    g = model.g
     with g.scope("drafter"):
         if drafter.fc_norm:
-            taps = [
-                rms_norm(g, tap, tensors, f"drafter.fc_norm.{index}", backbone.norm_epsilon)
-                for index, tap in enumerate(taps)
-            ]
+            taps = [rms_norm(model, tap, f"drafter.fc_norm.{index}") for index, tap in enumerate(taps)]
         features = g.op("Concat", *taps, axis=-1)
         if drafter.norm_before_fc:
-            features = rms_norm(g, features, tensors, "drafter.input_norm", backbone.norm_epsilon)
-        features = linear(g, features, tensors, "drafter.fc")
+            features = rms_norm(model, features, "drafter.input_norm")
+        features = linear(model, features, "drafter.fc")
         if drafter.kind is DrafterKind.EAGLE3:
-            g.output(FEATURE, features, FLOAT, "N", backbone.hidden_size)
+            g.output(FEATURE, features)
             return
-        features = rms_norm(g, features, tensors, "drafter.hidden_norm", backbone.norm_epsilon)
-        rotary = rotation(g, backbone, positions, layout)
-        for index in range(len(backbone.layers)):
-            with g.scope(f"layers.{index}"):
-                prefix = f"drafter.layers.{index}.self_attn"
-                key, value = heads(g, features, tensors, prefix, "kv", backbone, rotary, layout)
-                cache.keep_context(index, backbone, (key, value))
+        features = rms_norm(model, features, "drafter.hidden_norm")
+        rotary = rotation(g, model.backbone.rope, positions, layout)
+        for layer in range(len(model.backbone.layers)):
+            with g.scope(f"layers.{layer}"):
+                prefix = f"drafter.layers.{layer}.self_attn"
+                key, value = heads(model, features, prefix, "kv", rotary, layout)
+                cache.keep_context(layer, (key, value))

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from dspark.exporter.checkpoints.description import Backbone
-from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
+from dspark.exporter.graphs.builder import GraphBuilder
 from dspark.exporter.graphs.layers import KeyValue, cached_rows, distances, part_sizes
 from dspark.runtime.bundle.contract import (
     WRITE_INDEX,
@@ -22,25 +21,21 @@ __all__ = ["CACHES", "TargetCache"]
 
 
 class TargetCache(ABC):
-    """The cache of one graph; making it declares the cached keys and values as inputs.
+    """The cache of one graph.
 
     Args:
         g: The graph.
-        backbone: The target's sizes.
-        pad_index: int64 ``[B, T]``, whose width is the number of new rows.
+        layers: The target's layers.
 
     Attributes:
-        keys: Name of the dimension of all keys that a token may attend to.
-        sizes: Sizes of their parts, as in ``attend``.
+        sizes: Sizes of the parts that keys lie in, as in ``ForwardPass``.
     """
 
-    keys: str
     sizes: ir.Value | None
 
-    def __init__(self, g: GraphBuilder, backbone: Backbone, pad_index: ir.Value) -> None:
+    def __init__(self, g: GraphBuilder, layers: int) -> None:
         self._g = g
-        self._backbone = backbone
-        self._past = [cached_rows(g, cache_names(index), backbone) for index in range(len(backbone.layers))]
+        self._past = [cached_rows(g, cache_names(layer)) for layer in range(layers)]
 
     @abstractmethod
     def distances(self, queries: ir.Value) -> ir.Value:
@@ -51,12 +46,12 @@ class TargetCache(ABC):
         """Takes a layer's new rows ``[B, Hkv, T, D]``; returns all that its tokens attend to."""
 
     @abstractmethod
-    def keep_context(self, layer: int, backbone: Backbone, own: KeyValue) -> None:
-        """Takes new rows of a draft layer with the drafter's sizes."""
+    def keep_context(self, layer: int, own: KeyValue) -> None:
+        """Takes new rows of a draft layer, ``[B, Hkv′, T, D′]``."""
 
-    def _output(self, names: tuple[str, str], rows: KeyValue, backbone: Backbone, count: str) -> None:
+    def _output(self, names: tuple[str, str], rows: KeyValue) -> None:
         for name, value in zip(names, rows, strict=True):
-            self._g.output(name, value, FLOAT, "B", backbone.kv_head_count, count, backbone.head_dim)
+            self._g.output(name, value)
 
 
 class InPlaceCache(TargetCache):
@@ -66,13 +61,11 @@ class InPlaceCache(TargetCache):
     the same order and speculation changes no bit of them. The host forgets rejected rows by masking them.
     """
 
-    keys = "S"
     sizes = None
 
-    def __init__(self, g: GraphBuilder, backbone: Backbone, pad_index: ir.Value) -> None:
-        super().__init__(g, backbone, pad_index)
+    def __init__(self, g: GraphBuilder, layers: int) -> None:
+        super().__init__(g, layers)
         g.require_opset(24)
-        self._write_index = g.input(WRITE_INDEX, INT64, "B")
 
     def distances(self, queries: ir.Value) -> ir.Value:
         """Keys lie at their positions."""
@@ -81,17 +74,17 @@ class InPlaceCache(TargetCache):
     def extend(self, layer: int, own: KeyValue) -> list[KeyValue]:
         """Writes the rows; the tokens attend to the cache alone."""
         present = self._written(self._past[layer], own)
-        self._output(present_names(layer), present, self._backbone, "S")
+        self._output(present_names(layer), present)
         return [present]
 
-    def keep_context(self, layer: int, backbone: Backbone, own: KeyValue) -> None:
+    def keep_context(self, layer: int, own: KeyValue) -> None:
         """Writes the rows into the draft layers' cache, an input of its own."""
-        cached = cached_rows(self._g, context_names(layer), backbone)
-        self._output(present_context_names(layer), self._written(cached, own), backbone, "S")
+        cached = cached_rows(self._g, context_names(layer))
+        self._output(present_context_names(layer), self._written(cached, own))
 
     def _written(self, cached: KeyValue, own: KeyValue) -> KeyValue:
         key, value = (
-            self._g.op("TensorScatter", rows, new, self._write_index, axis=-2)
+            self._g.op("TensorScatter", rows, new, self._g.input(WRITE_INDEX), axis=-2)
             for rows, new in zip(cached, own, strict=True)
         )
         return key, value
@@ -100,11 +93,9 @@ class InPlaceCache(TargetCache):
 class DeltaCache(TargetCache):
     """Only new rows come out, and the host appends those it keeps: devices that cannot scatter run this."""
 
-    keys = "S+T"
-
-    def __init__(self, g: GraphBuilder, backbone: Backbone, pad_index: ir.Value) -> None:
-        super().__init__(g, backbone, pad_index)
-        new = g.op("Shape", pad_index, start=1, end=2)
+    def __init__(self, g: GraphBuilder, layers: int) -> None:
+        super().__init__(g, layers)
+        new = g.op("Shape", g.input("pad_index"), start=1, end=2)
         self.sizes = g.op("Concat", part_sizes(g, self._past[0][0]), new, axis=0)
 
     def distances(self, queries: ir.Value) -> ir.Value:
@@ -113,12 +104,12 @@ class DeltaCache(TargetCache):
 
     def extend(self, layer: int, own: KeyValue) -> list[KeyValue]:
         """Returns cached and new rows side by side."""
-        self._output(delta_names(layer), own, self._backbone, "T")
+        self._output(delta_names(layer), own)
         return [self._past[layer], own]
 
-    def keep_context(self, layer: int, backbone: Backbone, own: KeyValue) -> None:
+    def keep_context(self, layer: int, own: KeyValue) -> None:
         """Returns the rows."""
-        self._output(context_names(layer), own, backbone, "T")
+        self._output(context_names(layer), own)
 
 
 CACHES: Mapping[CacheForm, type[TargetCache]] = {"in-place": InPlaceCache, "delta": DeltaCache}

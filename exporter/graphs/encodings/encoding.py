@@ -11,7 +11,7 @@ __all__ = ["Encoding"]
 
 
 class Encoding(ABC):
-    """One precision of linear layers and tables. What a graph hands on is float32 whatever the encoding.
+    """One precision of linear layers and tables. Values between layers are float32 in every encoding.
 
     Attributes:
         rounds_inputs: Whether what is multiplied with may be rounded to whole numbers.

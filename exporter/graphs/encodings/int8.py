@@ -16,7 +16,7 @@ ZERO_POINT = np.uint8(128)
 
 
 class Int8Weights(Encoding):
-    """Weights in whole numbers with one scale an output channel, multiplied in whatever the device likes."""
+    """Weights in whole numbers with one scale per output channel; the device chooses the type of the product."""
 
     def multiply(self, g: GraphBuilder, x: ir.Value, name: str, weight: LazyTensor) -> ir.Value:
         """A Gemm over dequantised weights, the pattern that device compilers recognise and keep compressed."""
@@ -29,7 +29,7 @@ class Int8Weights(Encoding):
 
 
 class Int8(Encoding):
-    """Whole-number products: activations have one scale a token, weights one an output channel, both after a rotation.
+    """Whole-number products: one scale per token and one per output channel, both after a rotation.
 
     A token's result must not depend on what is verified beside it, or speculation would change the output: hence no
     scale over a whole tensor. Sums of whole numbers are exact in any order.
@@ -56,7 +56,7 @@ class Int8(Encoding):
     def _round(self, g: GraphBuilder, x: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
         """Whole numbers ``[N, in]`` around the zero point, and each row's largest magnitude ``[N, 1]``.
 
-        A row of zeros divides by zero; whatever is made of that is multiplied by zero again.
+        A row of zeros divides by zero; the result is multiplied by zero again.
         """
         rotated = g.reshape(_rotated(g, x, width), -1, width)
         largest = g.op("ReduceMax", g.op("Abs", rotated), g.ints(1), keepdims=1)
