@@ -2,8 +2,9 @@
 
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
 from dspark.providers.monitors import DeviceLoad, DeviceMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
-from dspark.providers.provider import DEFAULT_LOADING, Discovery, LoadOptions, Provider
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
+from dspark.providers.provider import DEFAULT_LOADING, CompileOptions, Discovery, LoadOptions, Provider
 from dspark.providers.registry import PROVIDERS, added_providers, find_provider
 from dspark.providers.selection import ON_CPU, Choice, Selection
 from dspark.providers.session import (
@@ -25,6 +26,7 @@ __all__ = [
     "PROVIDERS",
     "Call",
     "Choice",
+    "CompileOptions",
     "DSparkError",
     "DeviceArray",
     "DeviceLoad",

@@ -17,12 +17,13 @@ from dspark.providers.cuda.memory import Cuda, CudaArray
 from dspark.providers.cuda.staging import BoundArrays, Staging
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import NvidiaMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, import_onnxruntime
+from dspark.providers.onnxruntime.library import import_onnxruntime
+from dspark.providers.onnxruntime.provider import SHAPE_OPERATORS, OnnxRuntimeProvider
 from dspark.providers.onnxruntime.session import OnnxRuntimeSession
 from dspark.providers.provider import NOTHING, LoadOptions
 from dspark.providers.session import Buffer, Call, SessionLimits
 
-__all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
+__all__ = ["CUDA", "CudaSession"]
 
 
 class CudaSession(OnnxRuntimeSession):
@@ -147,8 +148,6 @@ MOST_GRAPHS = 128
 """Calls that a session captures: ONNX Runtime forgets none."""
 NO_GRAPH = -1
 """The number of runs without a graph."""
-SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})
-"""What shapes are computed with: ONNX Runtime keeps these on the host beside providers that run kernel by kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)

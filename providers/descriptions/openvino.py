@@ -11,7 +11,8 @@ from typing import Any
 
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import IntelNpuMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin, import_onnxruntime
+from dspark.providers.onnxruntime.library import Plugin, import_onnxruntime
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
 from dspark.providers.provider import NOTHING
 
 __all__ = ["OPENVINO"]

@@ -8,12 +8,12 @@ from dspark.providers.cuda.graph import OPTION, wants_graphs
 from dspark.providers.cuda.memory import Cuda
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import NvidiaMonitor
-from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
+from dspark.providers.provider import DEFAULT_LOADING, NOTHING, CompileOptions, Discovery, LoadOptions, Provider
 from dspark.providers.session import Session
-from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, Backend
+from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, Backend, build_engine
 from dspark.providers.tensorrt.session import TensorRtSession
 
-__all__ = ["TENSORRT_PROVIDER", "TENSORRT_RTX_PROVIDER"]
+__all__ = ["TENSORRT", "TENSORRT_RTX"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,9 @@ class TensorRtProvider(Provider):
     """
 
     backend: Backend
+    compiled_tables: frozenset[str] | None = frozenset({"fp32", "fp16", "bf16"})
+    compiles_ranges: bool = True
+    compiles_fixed_cache: bool = True  # TensorRT's KV_CACHE_UPDATE wants it
 
     def discover(self) -> Discovery:
         """Looks for the library and a GPU; never raises."""
@@ -52,24 +55,30 @@ class TensorRtProvider(Provider):
         self.backend.load()
         self.backend.device()
 
+    def compile(self, model: Path, how: CompileOptions) -> str:
+        """Builds the engine of a graph; see ``Provider.compile``."""
+        key = build_engine(self.backend, model, how)
+        profiles = ", ".join(key.profiles)
+        return f"{key.device} with {key.backend} {key.version}: {key.layers:,} layers, profiles {profiles}"
+
 
 PRECISIONS = frozenset({"fp32", "fp16", "bf16", "int8-weights"})
 
-TENSORRT_PROVIDER = TensorRtProvider(
+TENSORRT = TensorRtProvider(
     name="tensorrt",
     aliases=("trt",),
     precisions=PRECISIONS,
     options=frozenset({OPTION}),
     install="pip install 'dspark-onnx[tensorrt]' on a host with an NVIDIA driver",
     monitor=NvidiaMonitor(),
-    backend=TENSORRT,
+    backend=TENSORRT_BACKEND,
 )
-TENSORRT_RTX_PROVIDER = TensorRtProvider(
+TENSORRT_RTX = TensorRtProvider(
     name="tensorrt-rtx",
     aliases=("trt-rtx",),
     precisions=PRECISIONS,
     options=frozenset({OPTION}),
     install="pip install 'dspark-onnx[tensorrt-rtx]' on a host with an RTX GPU",
     monitor=NvidiaMonitor(),
-    backend=TENSORRT_RTX,
+    backend=TENSORRT_RTX_BACKEND,
 )
