@@ -1,4 +1,9 @@
-"""Device families that run exported graphs."""
+"""Device families that run exported graphs, and compile them.
+
+``session`` is all that the runtime needs of a loaded graph, ``provider`` of a device family. A folder for each way to
+run graphs implements sessions, ``descriptions`` has the providers, ``registry`` lists them, and users choose with a
+``Selection``. Libraries other than NumPy are imported where a provider first needs them.
+"""
 
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
 from dspark.providers.monitors import DeviceLoad, DeviceMonitor

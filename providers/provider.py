@@ -6,14 +6,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import DeviceLoad, DeviceMonitor
 from dspark.providers.session import PlacedNode, ProfiledSession, Session, SessionLimits
 
-__all__ = ["DEFAULT_LOADING", "NOTHING", "CompileOptions", "Discovery", "LoadOptions", "Provider", "suggestion"]
+__all__ = [
+    "DEFAULT_LOADING",
+    "NOTHING",
+    "CompileOptions",
+    "Discovery",
+    "LoadOptions",
+    "Options",
+    "Provider",
+    "suggestion",
+]
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+Options: TypeAlias = Mapping[str, str]
+"""A provider's own options, as users write them."""
+NOTHING: Options = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class LoadOptions:
     """
 
     threads: int | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     dimensions: Mapping[str, int] = field(default_factory=dict)
     allow_fallback: bool = False
 
@@ -52,7 +64,7 @@ class CompileOptions:
     """
 
     precision: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     shapes: Sequence[Mapping[str, int]] = ()
     limits: SessionLimits = field(default_factory=SessionLimits)
     draft_tokens: int = 0
@@ -108,7 +120,7 @@ class Provider(ABC):
         """Looks for the provider and its devices; never raises."""
         return Discovery()
 
-    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+    def device_name(self, options: Options = NOTHING) -> str | None:
         """Name of the device that graphs run on with these options; None if it is the host, or not there.
 
         Where the options do not say which of several devices it is, all are named. Never raises.
@@ -146,7 +158,7 @@ class Provider(ABC):
         """
         raise ProviderError(f"{self.name} does not tell where a graph's nodes run")
 
-    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+    def require_compiler(self, options: Options = NOTHING) -> None:
         """Looks whether it can compile graphs ahead of time with these options.
 
         Raises:
@@ -176,7 +188,7 @@ class Provider(ABC):
         """What measurements with it are filed under."""
         return self.name
 
-    def needs_static_shapes(self, options: Mapping[str, str]) -> bool:
+    def needs_static_shapes(self, options: Options) -> bool:
         """Whether, with these options, it takes graphs of fixed shapes only."""
         return self.static_shapes
 

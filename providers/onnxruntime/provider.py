@@ -13,7 +13,15 @@ from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import ProviderError, one_line
 from dspark.providers.onnxruntime.library import Plugin, import_onnxruntime
 from dspark.providers.onnxruntime.session import OnnxRuntimeSession
-from dspark.providers.provider import DEFAULT_LOADING, NOTHING, CompileOptions, Discovery, LoadOptions, Provider
+from dspark.providers.provider import (
+    DEFAULT_LOADING,
+    NOTHING,
+    CompileOptions,
+    Discovery,
+    LoadOptions,
+    Options,
+    Provider,
+)
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
 __all__ = ["SHAPE_OPERATORS", "OnnxRuntimeProvider"]
@@ -56,7 +64,7 @@ class OnnxRuntimeProvider(Provider):
             return Discovery(problem=str(error))
         return Discovery(tuple(map(_describe, devices)) or tuple(load.device for load in self.load()))
 
-    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+    def device_name(self, options: Options = NOTHING) -> str | None:
         """Name of the device; see ``Provider.device_name``."""
         return None if self.execution_provider == HOST else super().device_name(options)
 
@@ -64,7 +72,7 @@ class OnnxRuntimeProvider(Provider):
         """Loads a graph, or what it was compiled into ahead of time; see ``Provider.open``."""
         return self._open(*self._found(model, how))
 
-    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+    def require_compiler(self, options: Options = NOTHING) -> None:
         """Needs the execution provider and its device, and that it does not run a graph kernel by kernel."""
         self.check_options(options)
         if self.execution_provider == HOST or self.host_operators:
@@ -95,7 +103,7 @@ class OnnxRuntimeProvider(Provider):
         """Options that are passed unless the user gives others."""
         return dict(self.defaults)
 
-    def select(self, devices: Sequence[Any], options: Mapping[str, str]) -> tuple[Sequence[Any], dict[str, str]]:
+    def select(self, devices: Sequence[Any], options: Options) -> tuple[Sequence[Any], dict[str, str]]:
         """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
         return devices[:1], dict(options)
 
@@ -108,7 +116,7 @@ class OnnxRuntimeProvider(Provider):
     def configure(self, session_options: Any) -> None:
         """Changes ONNX Runtime's session options, for providers that need it."""
 
-    def compiled_device(self, options: Mapping[str, str]) -> str:
+    def compiled_device(self, options: Options) -> str:
         """The device of a key: the options that a compiled model depends on."""
         passed = sorted({**dict(self.defaults), **options}.items())
         return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)

@@ -19,9 +19,8 @@ from dspark.runtime.model.fixed_shapes import graph_dimensions
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
-from tests.providers.fake_onnxruntime import FakeDevice
+from tests.providers.fake_onnxruntime import MINE, FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
-from tests.providers.test_compiled_models import MINE
 from tests.runtime.command_line import runner
 
 

@@ -13,7 +13,7 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, CompileOptions, ProviderError, SessionLimits
-from dspark.providers.tensorrt.provider import TENSORRT_RTX
+from dspark.providers.descriptions.tensorrt import TENSORRT_RTX
 from dspark.runtime import Bundle
 from dspark.runtime.bundle.manifest import CacheForm
 from tests.conftest import GOLDEN, ROOT

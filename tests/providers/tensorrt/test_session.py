@@ -47,7 +47,7 @@ def session(
         "profiles": fake_tensorrt.PROFILES,
     }
     (engines / "target.json").write_text(json.dumps(key))
-    return TensorRtSession(backend, folder / "target.onnx", graphs=graphs)
+    return TensorRtSession(backend, folder / "target.onnx", cuda_graphs=graphs)
 
 
 def inputs(batch: int = 2, width: int = 1, capacity: int = 8) -> Arrays:

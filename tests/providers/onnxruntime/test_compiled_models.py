@@ -2,28 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from dspark.providers import CompileOptions, LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
 from dspark.providers.provider import NOTHING
-from tests.providers import fake_onnxruntime
-from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
+from tests.providers.fake_onnxruntime import MINE, FakeDevice, FakeOnnxRuntime, Install
 
-MINE = OnnxRuntimeProvider(
-    name="mine",
-    execution_provider="MineExecutionProvider",
-    precisions=frozenset({"fp16"}),
-    options=frozenset({"chip", "verbose"}),
-    defaults=(("chip", "7"),),
-    run_options=frozenset({"verbose"}),
-)
-"""A provider as a third party writes it."""
 SIZES = {"B": 1, "S": 64, "S+T": 70}
-Install = Callable[..., FakeOnnxRuntime]
 
 
 def compiling(options: Mapping[str, str] = NOTHING, *shapes: Mapping[str, int]) -> CompileOptions:
@@ -31,20 +19,8 @@ def compiling(options: Mapping[str, str] = NOTHING, *shapes: Mapping[str, int]) 
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    return partial(fake_onnxruntime.install, monkeypatch)
-
-
-@pytest.fixture
 def runtime(install: Install) -> FakeOnnxRuntime:
     return install(built_in=("MineExecutionProvider",))
-
-
-@pytest.fixture
-def graph(tmp_path: Path) -> Path:
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "target.onnx").write_bytes(b"graph")
-    return tmp_path / "bundle" / "target.onnx"
 
 
 def test_a_compiled_model_and_its_key_lie_in_the_providers_folder(runtime: FakeOnnxRuntime, graph: Path) -> None:
@@ -173,40 +149,3 @@ def test_a_provider_that_writes_nothing_or_cannot_read_it(install: Install, grap
 def test_kernel_by_kernel_there_is_nothing_to_compile(name: str, runtime: FakeOnnxRuntime) -> None:
     with pytest.raises(ProviderError, match=f"{name} runs graphs kernel by kernel and compiles nothing ahead of time"):
         find_provider(name).require_compiler()
-
-
-def test_openvino_without_its_reader_is_refused_before_it_compiles(install: Install, tmp_path: Path) -> None:
-    """As onnxruntime-openvino 1.24 is."""
-    openvino = find_provider("openvino")
-    folder = tmp_path / "onnxruntime"
-    (folder / "capi").mkdir(parents=True)
-    install(built_in=("OpenVINOExecutionProvider",), __file__=str(folder / "__init__.py"))
-    with pytest.raises(ProviderError, match=r"openvino: .* no openvino_ir_frontend, .*the plug-in .* has it: pip inst"):
-        openvino.require_compiler()
-    openvino.require_compiler({"device_type": "NPU"})
-    (folder / "capi" / "libopenvino_ir_frontend.so.2541").touch()
-    openvino.require_compiler()
-    install(openvino, libraries={"/vendor/plugin.so": [FakeDevice("OpenVINOExecutionProvider", "CPU")]})
-    openvino.require_compiler()
-
-
-def test_code_for_a_gpu_is_for_its_model(install: Install, graph: Path) -> None:
-    openvino = find_provider("openvino")
-    assert isinstance(openvino, OnnxRuntimeProvider)
-
-    def devices(gpu: str) -> None:
-        there = {"CPU": "Xeon", "GPU": gpu}
-        drives = [
-            FakeDevice("OpenVINOExecutionProvider", kind, {"ov_device": kind, "FULL_DEVICE_NAME": name})
-            for kind, name in there.items()
-        ]
-        install(openvino, libraries={"/vendor/plugin.so": drives})
-
-    devices("Arc A770")
-    gpu = LoadOptions(options={"device_type": "GPU"})
-    assert "openvino (device_type=GPU (Arc A770)) with" in openvino.compile(graph, compiling(gpu.options))
-    devices("Arc B580")
-    expected = r"built for device 'device_type=GPU \(Arc A770\)', but here it is 'device_type=GPU \(Arc B580\)'"
-    with pytest.raises(ProviderError, match=expected):
-        openvino.open(graph, gpu)
-    assert "openvino (device_type=CPU) with" in openvino.compile(graph, compiling())

@@ -1,14 +1,21 @@
 """TensorRT engines: for the GPU they were built on, and for RTX GPUs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark.providers.cuda.graph import OPTION, wants_graphs
+from dspark.providers.cuda.graph import ENABLE_CUDA_GRAPH, wants_cuda_graphs
 from dspark.providers.cuda.memory import Cuda
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import NvidiaMonitor
-from dspark.providers.provider import DEFAULT_LOADING, NOTHING, CompileOptions, Discovery, LoadOptions, Provider
+from dspark.providers.provider import (
+    DEFAULT_LOADING,
+    NOTHING,
+    CompileOptions,
+    Discovery,
+    LoadOptions,
+    Options,
+    Provider,
+)
 from dspark.providers.session import Session
 from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, Backend, build_engine
 from dspark.providers.tensorrt.session import TensorRtSession
@@ -37,7 +44,7 @@ class TensorRtProvider(Provider):
         except ProviderError as error:
             return Discovery(problem=str(error))
 
-    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+    def device_name(self, options: Options = NOTHING) -> str | None:
         """Name of the GPU that engines run on, whatever they were built for."""
         try:
             return Cuda().device_name()
@@ -47,9 +54,9 @@ class TensorRtProvider(Provider):
     def open(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Session:
         """Loads the engine of a graph; it needs no host threads, and nothing of it runs on the host."""
         self.check_options(how.options)
-        return TensorRtSession(self.backend, model, graphs=wants_graphs(how.options))
+        return TensorRtSession(self.backend, model, cuda_graphs=wants_cuda_graphs(how.options))
 
-    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+    def require_compiler(self, options: Options = NOTHING) -> None:
         """Needs the library, and a GPU if it builds for the one that is there."""
         self.check_options(options)
         self.backend.load()
@@ -68,7 +75,7 @@ TENSORRT = TensorRtProvider(
     name="tensorrt",
     aliases=("trt",),
     precisions=PRECISIONS,
-    options=frozenset({OPTION}),
+    options=frozenset({ENABLE_CUDA_GRAPH}),
     install="pip install 'dspark-onnx[tensorrt]' on a host with an NVIDIA driver",
     monitor=NvidiaMonitor(),
     backend=TENSORRT_BACKEND,
@@ -77,7 +84,7 @@ TENSORRT_RTX = TensorRtProvider(
     name="tensorrt-rtx",
     aliases=("trt-rtx",),
     precisions=PRECISIONS,
-    options=frozenset({OPTION}),
+    options=frozenset({ENABLE_CUDA_GRAPH}),
     install="pip install 'dspark-onnx[tensorrt-rtx]' on a host with an RTX GPU",
     monitor=NvidiaMonitor(),
     backend=TENSORRT_RTX_BACKEND,

@@ -7,16 +7,11 @@ import pytest
 
 from dspark.providers import ProviderError, SessionLimits
 from dspark.providers.tensorrt.profiles import Profile, Range, SymbolicShape, profiles
+from tests.providers.tensorrt.graph_inputs import BLOCK, EAGLE3, HEAD, TARGET
 
 DRAFTED = 5
 LIMITS = SessionLimits(requests=4, prompt_tokens=128, tokens_per_request=1 + DRAFTED, cache_tokens=4096)
 EXTENSION = replace(LIMITS, prompt_tokens=256, tokens_per_request=256)
-TARGET: tuple[SymbolicShape, ...] = (
-    ("N",), ("B", "T"), ("B", 1, 1, "T", "S+T"), ("K",), ("B", 3, "S", 64),
-)  # fmt: skip
-BLOCK: tuple[SymbolicShape, ...] = (("B",), ("B", 1, 1, 1, "S"), ("B", 3, "S", 64))
-HEAD: tuple[SymbolicShape, ...] = (("B", 5, 64), ("B",))
-EAGLE3: tuple[SymbolicShape, ...] = (("B", "T"), ("B", "T", 64), ("B", 1, 1, "T", "S+T"), ("B", 3, "S", 64), ("B", 5))
 
 
 def allows(profile: Profile, **values: int) -> bool:
