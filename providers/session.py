@@ -48,7 +48,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The largest calls that a session takes, in symbols of ARCHITECTURE.md, "The graphs"; None: any.
+    """The largest calls that a session takes, in symbols of docs/reference/graphs.md; None: any.
 
     Attributes:
         requests: Requests of a call (B).

@@ -11,7 +11,7 @@ from dspark.providers.session import SessionLimits
 __all__ = ["Profile", "Range", "SymbolicShape", "profiles"]
 
 SymbolicShape = tuple[int | str, ...]
-"""A graph input's shape: numbers and symbols of the contract (ARCHITECTURE.md, "The graphs"), also sums such as S+T."""
+"""A graph input's shape: numbers and symbols (docs/reference/graphs.md), also sums such as S+T."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Profile:
 
     Attributes:
         name: The kind.
-        ranges: A range a symbol.
+        ranges: One range per symbol.
     """
 
     name: str
