@@ -16,8 +16,7 @@ from dspark.exporter.errors import DSparkError, ExportError
 from dspark.exporter.export import Export, Static, export_bundle, prepare
 from dspark.exporter.precision import BITS, Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
-from dspark.providers import Choice
-from dspark.providers.tensorrt.provider import TensorRtProvider
+from dspark.providers import PROVIDERS, Choice
 from dspark.runtime.bundle.manifest import CacheForm, Manifest
 from dspark.runtime.reports.lines import notices
 
@@ -79,11 +78,11 @@ def export(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="TensorRT: compiled for so many requests at once.", show_default="8")
+        int | None, typer.Option(min=1, help="Engines of TensorRT take so many requests at once.", show_default="8")
     ] = None,
     max_sequence_length: Annotated[
         int | None,
-        typer.Option(min=2, help="TensorRT: compiled for texts of so many tokens.", show_default="the model's limit"),
+        typer.Option(min=2, help="Engines of TensorRT take texts of so many tokens.", show_default="the model's limit"),
     ] = None,
     static: Annotated[
         bool, typer.Option("--static", help="Fix all shapes, for devices that compile each shape.")
@@ -113,9 +112,9 @@ def export(
     fixed = static or (choice is not None and choice.provider.needs_static_shapes(choice.options))
     if not fixed:
         _refuse("--static", static_batch=static_batch, static_chunk=static_chunk, static_cache=static_cache or None)
-    if choice is None or not isinstance(choice.provider, TensorRtProvider):
-        engines = "--compile tensorrt or --compile tensorrt-rtx"
-        _refuse(engines, batch_size=batch_size, max_sequence_length=max_sequence_length)
+    if choice is None or not choice.provider.compiles_ranges:
+        compilers = " or ".join(f"--compile {each.name}" for each in PROVIDERS if each.compiles_ranges)
+        _refuse(compilers, batch_size=batch_size, max_sequence_length=max_sequence_length)
     if drafter is None:
         _refuse("--drafter", draft_precision=draft_precision)
     profile, draft_profile = (

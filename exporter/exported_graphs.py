@@ -1,4 +1,4 @@
-"""Runs the graphs of a bundle for one request, the way ARCHITECTURE.md describes their inputs and outputs."""
+"""Runs the graphs of a bundle for one request, as docs/reference/graphs.md describes their inputs and outputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

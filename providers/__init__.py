@@ -1,9 +1,15 @@
-"""Device families that run exported graphs."""
+"""Device families that run exported graphs, and compile them.
+
+``session`` is all that the runtime needs of a loaded graph, ``provider`` of a device family. A folder for each way to
+run graphs implements sessions, ``descriptions`` has the providers, ``registry`` lists them, and users choose with a
+``Selection``. Libraries other than NumPy are imported where a provider first needs them.
+"""
 
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
 from dspark.providers.monitors import DeviceLoad, DeviceMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
-from dspark.providers.provider import DEFAULT_LOADING, Discovery, LoadOptions, Provider
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
+from dspark.providers.provider import DEFAULT_LOADING, CompileOptions, Discovery, LoadOptions, Provider
 from dspark.providers.registry import PROVIDERS, added_providers, find_provider
 from dspark.providers.selection import ON_CPU, Choice, Selection
 from dspark.providers.session import (
@@ -25,6 +31,7 @@ __all__ = [
     "PROVIDERS",
     "Call",
     "Choice",
+    "CompileOptions",
     "DSparkError",
     "DeviceArray",
     "DeviceLoad",

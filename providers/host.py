@@ -5,7 +5,7 @@ import platform
 import re
 from pathlib import Path
 
-from dspark.providers.errors import ProviderError
+from dspark.providers.onnxruntime.library import import_onnxruntime
 
 __all__ = ["onnxruntime_version", "processor"]
 
@@ -24,8 +24,4 @@ def onnxruntime_version() -> str:
     Raises:
         ProviderError: None is installed.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ProviderError("ONNX Runtime is not installed; install one build of it with an extra") from error
-    return str(onnxruntime.__version__)
+    return str(import_onnxruntime().__version__)

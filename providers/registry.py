@@ -6,20 +6,20 @@ object of a class derived from ``Provider`` (samples/custom_provider).
 
 from importlib import metadata
 
-from dspark.providers.cuda.provider import CUDA
 from dspark.providers.descriptions.cann import CANN
 from dspark.providers.descriptions.coreml import COREML
 from dspark.providers.descriptions.cpu import CPU
+from dspark.providers.descriptions.cuda import CUDA
 from dspark.providers.descriptions.ggml import GGML
 from dspark.providers.descriptions.migraphx import MIGRAPHX
-from dspark.providers.descriptions.nvidia import NV_TENSORRT_RTX, TENSORRT
+from dspark.providers.descriptions.nvidia import NV_TENSORRT_RTX, TENSORRT_ORT
 from dspark.providers.descriptions.openvino import OPENVINO
 from dspark.providers.descriptions.qnn import QNN
+from dspark.providers.descriptions.tensorrt import TENSORRT, TENSORRT_RTX
 from dspark.providers.descriptions.vitisai import VITIS_AI
 from dspark.providers.descriptions.webgpu import WEBGPU
 from dspark.providers.errors import ProviderError
 from dspark.providers.provider import Provider, suggestion
-from dspark.providers.tensorrt.provider import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER
 
 __all__ = ["ENTRY_POINTS", "PROVIDERS", "added_providers", "find_provider"]
 
@@ -27,9 +27,9 @@ ENTRY_POINTS = "dspark.providers"
 PROVIDERS: tuple[Provider, ...] = (
     CPU,
     CUDA,
-    TENSORRT_PROVIDER,
-    TENSORRT_RTX_PROVIDER,
     TENSORRT,
+    TENSORRT_RTX,
+    TENSORRT_ORT,
     NV_TENSORRT_RTX,
     OPENVINO,
     QNN,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dspark.providers.descriptions.cpu import CPU
 from dspark.providers.errors import ProviderError
-from dspark.providers.provider import Provider, suggestion
+from dspark.providers.provider import Options, Provider, suggestion
 from dspark.providers.registry import find_provider
 
 __all__ = ["GRAPHS", "ON_CPU", "Choice", "Selection"]
@@ -21,7 +21,7 @@ class Choice:
     """A provider and its options."""
 
     provider: Provider
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = [
     "Buffer",
+    "Buffers",
     "Call",
     "DeviceArray",
     "DeviceSession",
@@ -47,7 +48,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The largest calls that a session takes, in symbols of ARCHITECTURE.md, "The graphs"; None: any.
+    """The largest calls that a session takes, in symbols of docs/reference/graphs.md; None: any.
 
     Attributes:
         requests: Requests of a call (B).
@@ -113,6 +114,8 @@ class DeviceArray(Protocol):
 
 Buffer: TypeAlias = NDArray[Any] | DeviceArray
 """What a graph's input or output can be bound to."""
+Buffers: TypeAlias = Mapping[str, Buffer]
+"""What a graph's inputs or outputs are bound to, by their names."""
 
 Index: TypeAlias = int | slice | tuple[int | slice, ...]
 
@@ -131,7 +134,7 @@ class DeviceSession(LimitedSession, Protocol):
             ProviderError: The device's memory is full.
         """
 
-    def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
+    def bind(self, inputs: Buffers, outputs: Buffers) -> Call:
         """As ``Session.bind``; host arrays are copied at every run, contiguous device arrays are used where they lie.
 
         Raises:

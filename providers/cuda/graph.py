@@ -5,27 +5,29 @@ token a request, drafts.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dspark.providers.cuda.memory import Cuda
 from dspark.providers.errors import ProviderError
+from dspark.providers.provider import Options
 
-__all__ = ["CAPTURED_AFTER", "OPTION", "CudaGraph", "wants_graphs"]
+__all__ = ["CAPTURED_AFTER", "ENABLE_CUDA_GRAPH", "CudaGraph", "wants_cuda_graphs"]
 
-OPTION = "enable_cuda_graph"
+ENABLE_CUDA_GRAPH = "enable_cuda_graph"
+"""The option that turns them on."""
 CAPTURED_AFTER = 8
 """Runs of a call before it is captured: a capture costs some runs, and what ran often will run again."""
 
 
-def wants_graphs(options: Mapping[str, str]) -> bool:
+def wants_cuda_graphs(options: Options) -> bool:
     """Whether a provider's options ask for CUDA graphs.
 
     Raises:
         ProviderError: The option has a value that means nothing.
     """
-    value = options.get(OPTION, "0")
+    value = options.get(ENABLE_CUDA_GRAPH, "0")
     if value not in ("0", "1"):
-        raise ProviderError(f"{OPTION} is {value!r}; it must be 0 or 1")
+        raise ProviderError(f"{ENABLE_CUDA_GRAPH} is {value!r}; it must be 0 or 1")
     return value == "1"
 
 

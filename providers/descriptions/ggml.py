@@ -5,7 +5,8 @@ Source: github.com/thewh1teagle/onnxruntime-ggml, "Options".
 
 from dataclasses import dataclass
 
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
 
 __all__ = ["GGML"]
 

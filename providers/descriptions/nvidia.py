@@ -5,11 +5,12 @@ options".
 """
 
 from dspark.providers.monitors import NvidiaMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
 
-__all__ = ["NV_TENSORRT_RTX", "TENSORRT"]
+__all__ = ["NV_TENSORRT_RTX", "TENSORRT_ORT"]
 
-TENSORRT = OnnxRuntimeProvider(
+TENSORRT_ORT = OnnxRuntimeProvider(
     name="tensorrt-ort",
     aliases=("TensorrtExecutionProvider",),
     execution_provider="TensorrtExecutionProvider",

@@ -4,15 +4,16 @@ Sources: onnxruntime.ai, "Intel - OpenVINO"; pypi.org, onnxruntime-ep-openvino.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dspark.providers.errors import ProviderError
 from dspark.providers.monitors import IntelNpuMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin, import_onnxruntime
-from dspark.providers.provider import NOTHING
+from dspark.providers.onnxruntime.library import Plugin, import_onnxruntime
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
+from dspark.providers.provider import NOTHING, Options
 
 __all__ = ["OPENVINO"]
 
@@ -34,11 +35,11 @@ class OpenVinoProvider(OnnxRuntimeProvider):
         cpu = EXACT if threads is None else {**EXACT, "INFERENCE_NUM_THREADS": str(threads)}
         return {**super().default_options(threads), "load_config": json.dumps({"CPU": cpu, "GPU": EXACT})}
 
-    def needs_static_shapes(self, options: Mapping[str, str]) -> bool:
+    def needs_static_shapes(self, options: Options) -> bool:
         """An NPU takes graphs of fixed shapes only; processors and GPUs take any."""
         return options.get(DEVICE, "").upper().startswith("NPU")
 
-    def select(self, devices: Sequence[Any], options: Mapping[str, str]) -> tuple[Sequence[Any], dict[str, str]]:
+    def select(self, devices: Sequence[Any], options: Options) -> tuple[Sequence[Any], dict[str, str]]:
         """The plug-in's device that ``device_type`` names."""
         others = {name: value for name, value in options.items() if name != DEVICE}
         wanted = options[DEVICE].upper()
@@ -48,7 +49,7 @@ class OpenVinoProvider(OnnxRuntimeProvider):
             raise ProviderError(f"{self.name}: there is no device {options[DEVICE]!r}; there are: {there}")
         return chosen[:1], others
 
-    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+    def require_compiler(self, options: Options = NOTHING) -> None:
         """Needs also, for processors, the library that reads compiled models, which onnxruntime-openvino lacks."""
         super().require_compiler(options)
         runtime = import_onnxruntime()
@@ -59,7 +60,7 @@ class OpenVinoProvider(OnnxRuntimeProvider):
                 f"for processors; the plug-in onnxruntime-ep-openvino has it: {self.install}"
             )
 
-    def compiled_device(self, options: Mapping[str, str]) -> str:
+    def compiled_device(self, options: Options) -> str:
         """With the model of a GPU or an NPU, where the plug-in tells: code for these is for one, for processors not."""
         device, passed = super().compiled_device(options), {**dict(self.defaults), **options}
         devices = self._devices(import_onnxruntime())

@@ -4,11 +4,13 @@ Source: github.com/onnxruntime/onnxruntime-qnn, "QNN Execution Provider".
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider
+from dspark.providers.provider import Options
 
 __all__ = ["QNN"]
 
@@ -21,7 +23,7 @@ SIMULATED = (("soc_model", "57"),) if platform.machine().lower() in {"x86_64", "
 class QnnProvider(OnnxRuntimeProvider):
     """QNN, whose library offers each of a chip's processors as a device."""
 
-    def select(self, devices: Sequence[Any], options: Mapping[str, str]) -> tuple[Sequence[Any], dict[str, str]]:
+    def select(self, devices: Sequence[Any], options: Options) -> tuple[Sequence[Any], dict[str, str]]:
         """The NPU if there is one: the other devices stand for the GPU backend, or for the host of the simulator."""
         wanted = {"gpu": "GPU", "cpu": "CPU"}.get(options.get("backend_type", ""), "NPU")
         there = [device for device in devices if device.device.type.name == wanted]

@@ -3,8 +3,8 @@
 Sources: onnxruntime.ai, "WebGPU Execution Provider"; pypi.org, onnxruntime-ep-webgpu.
 """
 
-from dspark.providers.cuda.provider import SHAPE_OPERATORS
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.onnxruntime.library import Plugin
+from dspark.providers.onnxruntime.provider import SHAPE_OPERATORS, OnnxRuntimeProvider
 
 __all__ = ["WEBGPU"]
 

@@ -1,1 +1,4 @@
-"""Sessions of ONNX Runtime on the host, and the provider that all of its execution providers derive from."""
+"""ONNX Runtime: its library and plug-ins, its sessions on the host, and the class that its execution providers share.
+
+Imports ``provider`` and what is below it.
+"""

@@ -1,28 +1,31 @@
 """Providers that ONNX Runtime brings, built in or as plug-in libraries.
 
-Sources: onnxruntime.ai, "Execution Providers" and "Using a Plugin Execution Provider Library".
+Source: onnxruntime.ai, "Execution Providers".
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module, metadata, util
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
-from dspark.providers.errors import PluginError, ProviderError, one_line
+from dspark.providers.errors import ProviderError, one_line
+from dspark.providers.onnxruntime.library import Plugin, import_onnxruntime
 from dspark.providers.onnxruntime.session import OnnxRuntimeSession
-from dspark.providers.provider import DEFAULT_LOADING, NOTHING, Discovery, LoadOptions, Provider
+from dspark.providers.provider import (
+    DEFAULT_LOADING,
+    NOTHING,
+    CompileOptions,
+    Discovery,
+    LoadOptions,
+    Options,
+    Provider,
+)
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
-__all__ = ["OnnxRuntimeProvider", "Plugin", "import_onnxruntime"]
+__all__ = ["SHAPE_OPERATORS", "OnnxRuntimeProvider"]
 
-INSTALL_HINT = (
-    "ONNX Runtime is not installed; install one build of it with an extra, for example "
-    "pip install 'dspark-onnx[cpu]' (others: cuda, tensorrt, openvino, qnn, cann)"
-)
 HOST = "CPUExecutionProvider"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
 RECORDED = {"session.record_ep_graph_assignment_info": "1"}
@@ -30,58 +33,8 @@ FALLBACK_REFUSED = "fallback to CPU EP has been explicitly disabled"
 """What ONNX Runtime says when strict placement fails; it does not say which nodes it is about."""
 SHOWN = 12
 """Fallen nodes that an error names."""
-_registering = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """The package that brings an execution provider as a library.
-
-    Attributes:
-        module: Its module.
-        distribution: Its name for pip.
-        devices: What the library drives, for the error when none is there.
-        locate: The module's function that tells where the library lies.
-    """
-
-    module: str
-    distribution: str
-    devices: str
-    locate: str = "get_library_path"
-
-    @property
-    def installed(self) -> bool:
-        """Whether the package is there."""
-        return util.find_spec(self.module) is not None
-
-    @property
-    def version(self) -> str:
-        """The package's version."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return "of unknown version"
-
-    def register(self, runtime: Any, name: str) -> None:
-        """Makes ONNX Runtime load the library, once a process.
-
-        Raises:
-            PluginError: The library is missing or does not fit this ONNX Runtime.
-        """
-        with _registering:
-            if any(device.ep_name == name for device in runtime.get_ep_devices()):
-                return
-            path = "its library"
-            try:
-                path = str(getattr(import_module(self.module), self.locate)())
-                runtime.register_execution_provider_library(name, path)
-            except Exception as error:  # the binding raises its own classes, which share no public base
-                if "already registered" in str(error):  # but it drives no device here
-                    return
-                raise PluginError(
-                    f"{path}: {self.distribution} {self.version} cannot be loaded by ONNX Runtime "
-                    f"{runtime.__version__}: {one_line(error)}; install versions of both that fit each other"
-                ) from error
+SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})
+"""What shapes are computed with: ONNX Runtime keeps these on the host beside providers that run kernel by kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +64,7 @@ class OnnxRuntimeProvider(Provider):
             return Discovery(problem=str(error))
         return Discovery(tuple(map(_describe, devices)) or tuple(load.device for load in self.load()))
 
-    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
+    def device_name(self, options: Options = NOTHING) -> str | None:
         """Name of the device; see ``Provider.device_name``."""
         return None if self.execution_provider == HOST else super().device_name(options)
 
@@ -119,29 +72,57 @@ class OnnxRuntimeProvider(Provider):
         """Loads a graph, or what it was compiled into ahead of time; see ``Provider.open``."""
         return self._open(*self._found(model, how))
 
-    def require_compiler(self, options: Mapping[str, str] = NOTHING) -> None:
+    def require_compiler(self, options: Options = NOTHING) -> None:
         """Needs the execution provider and its device, and that it does not run a graph kernel by kernel."""
         self.check_options(options)
         if self.execution_provider == HOST or self.host_operators:
             raise ProviderError(f"{self.name} runs graphs kernel by kernel and compiles nothing ahead of time")
         self._devices(import_onnxruntime())
 
-    def compile(self, model: Path, precision: str, how: LoadOptions = DEFAULT_LOADING) -> EngineKey:
-        """Compiles a graph and writes it as an EPContext model, with its key, into the bundle that the graph is in.
+    def compile(self, model: Path, how: CompileOptions) -> str:
+        """Writes an EPContext model and its key for each shape; see ``Provider.compile``.
 
-        The result is loaded once, so what this host cannot load is none.
-
-        Args:
-            model: The graph's file; its weights lie beside it.
-            precision: Of the graph, for the key.
-            how: How it is compiled.
-
-        Returns:
-            The key.
-
-        Raises:
-            ProviderError: The provider is not installed, cannot compile the whole graph, or cannot load the result.
+        Ctrl-C ends it after the shape under way: a call of the library cannot be broken off.
         """
+        shapes = how.shapes or ({},)
+        for count, dimensions in enumerate(shapes, 1):
+            how.on_phase(f"shape {count} of {len(shapes)}")
+            key = self._compile_shape(model, how.precision, LoadOptions(options=how.options, dimensions=dimensions))
+        built = f"{len(shapes)} {'shape' if len(shapes) == 1 else 'shapes'}"
+        return f"{key.backend} ({key.device}) with {key.version}: {built}"
+
+    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
+        """Loads a graph with ONNX Runtime's profiler."""
+        return self._open(*self._found(model, how), folder=TemporaryDirectory())
+
+    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
+        """Which node of a graph would run where, after ONNX Runtime's optimisations."""
+        return self._create(*self._found(model, how), RECORDED).placed_nodes()
+
+    def default_options(self, threads: int | None) -> dict[str, str]:
+        """Options that are passed unless the user gives others."""
+        return dict(self.defaults)
+
+    def select(self, devices: Sequence[Any], options: Options) -> tuple[Sequence[Any], dict[str, str]]:
+        """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
+        return devices[:1], dict(options)
+
+    def wrap(
+        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
+    ) -> OnnxRuntimeSession:
+        """What the runtime sees of an ``onnxruntime.InferenceSession``."""
+        return OnnxRuntimeSession(model, session, folder)
+
+    def configure(self, model: Path, session_options: Any) -> None:
+        """Changes ONNX Runtime's session options for a graph, for providers that need it."""
+
+    def compiled_device(self, options: Options) -> str:
+        """The device of a key: the options that a compiled model depends on."""
+        passed = sorted({**dict(self.defaults), **options}.items())
+        return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)
+
+    def _compile_shape(self, model: Path, precision: str, how: LoadOptions) -> EngineKey:
+        """Compiles a graph, and loads the result once: what this host cannot load is none."""
         compiled = self._compiled_file(model, how)
         compiled.parent.mkdir(parents=True, exist_ok=True)
         context = {
@@ -159,36 +140,6 @@ class OnnxRuntimeProvider(Provider):
         key = EngineKey(**self._built_for(how), graph=graph_hash(model), precision=precision, layers=None)
         key.write(compiled.with_suffix(".json"))
         return key
-
-    def profile(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> ProfiledSession:
-        """Loads a graph with ONNX Runtime's profiler."""
-        return self._open(*self._found(model, how), folder=TemporaryDirectory())
-
-    def placement(self, model: Path, how: LoadOptions = DEFAULT_LOADING) -> Sequence[PlacedNode]:
-        """Which node of a graph would run where, after ONNX Runtime's optimisations."""
-        return self._create(*self._found(model, how), RECORDED).placed_nodes()
-
-    def default_options(self, threads: int | None) -> dict[str, str]:
-        """Options that are passed unless the user gives others."""
-        return dict(self.defaults)
-
-    def select(self, devices: Sequence[Any], options: Mapping[str, str]) -> tuple[Sequence[Any], dict[str, str]]:
-        """Which of a plug-in's devices a session uses, and the options that go to ONNX Runtime with them."""
-        return devices[:1], dict(options)
-
-    def wrap(
-        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
-    ) -> OnnxRuntimeSession:
-        """What the runtime sees of an ``onnxruntime.InferenceSession``."""
-        return OnnxRuntimeSession(model, session, folder)
-
-    def configure(self, model: Path, session_options: Any) -> None:
-        """Changes ONNX Runtime's session options for a graph, for providers that need it."""
-
-    def compiled_device(self, options: Mapping[str, str]) -> str:
-        """The device of a key: the options that a compiled model depends on."""
-        passed = sorted({**dict(self.defaults), **options}.items())
-        return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)
 
     def _found(self, model: Path, how: LoadOptions) -> tuple[Path, LoadOptions]:
         """What to load for a graph, and how; of a compiled model all dimensions are fixed already."""
@@ -325,19 +276,6 @@ class OnnxRuntimeProvider(Provider):
                 f"that it drives ({self.plugin.devices})"
             )
         return devices
-
-
-def import_onnxruntime() -> Any:
-    """The installed build of ONNX Runtime.
-
-    Raises:
-        ProviderError: There is none.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ProviderError(INSTALL_HINT) from error
-    return onnxruntime
 
 
 def _describe(device: Any) -> str:

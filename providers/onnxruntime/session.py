@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dspark.providers.errors import ProviderError, one_line
-from dspark.providers.session import Buffer, Call, NodeTime, PlacedNode
+from dspark.providers.session import Buffer, Buffers, Call, NodeTime, PlacedNode
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -76,7 +76,7 @@ class OnnxRuntimeSession:
         except Exception as error:  # as above
             raise ProviderError(f"{self._model}: the graph cannot be run: {one_line(error)}") from error
 
-    def _check(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
+    def _check(self, inputs: Buffers, outputs: Buffers) -> None:
         """Compares what is to be bound with the graph, where the sizes that are not symbols must be the same."""
         for kind, bound, known in (("input", inputs, self._inputs), ("output", outputs, self._outputs)):
             for name, array in bound.items():

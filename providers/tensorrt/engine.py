@@ -15,9 +15,10 @@ from typing import Any
 from dspark.providers.cuda.memory import Cuda
 from dspark.providers.engine_key import ENGINES, EngineKey, graph_hash
 from dspark.providers.errors import ProviderError, one_line
-from dspark.providers.tensorrt.profiles import Dimensions, Limits, Profile, profiles
+from dspark.providers.provider import CompileOptions
+from dspark.providers.tensorrt.profiles import Profile, SymbolicShape, profiles
 
-__all__ = ["TENSORRT", "TENSORRT_RTX", "Backend", "Engine", "build_engine", "open_engine"]
+__all__ = ["TENSORRT_BACKEND", "TENSORRT_RTX_BACKEND", "Backend", "Engine", "build_engine", "open_engine"]
 
 TIMING_CACHE = "timing.cache"
 
@@ -61,8 +62,8 @@ class Backend:
         return architecture, f"{properties.name.decode().rstrip(chr(0))} ({architecture})"
 
 
-TENSORRT = Backend("tensorrt", "tensorrt", portable=False)
-TENSORRT_RTX = Backend("tensorrt-rtx", "tensorrt_rtx", portable=True)
+TENSORRT_BACKEND = Backend("tensorrt", "tensorrt", portable=False)
+TENSORRT_RTX_BACKEND = Backend("tensorrt-rtx", "tensorrt_rtx", portable=True)
 
 
 @dataclass(frozen=True)
@@ -86,29 +87,20 @@ class EngineFiles:
         return cls(folder / f"{graph.stem}.engine", folder / f"{graph.stem}.json", folder / TIMING_CACHE)
 
 
-def build_engine(
-    backend: Backend,
-    graph: Path,
-    content: bytes,
-    limits: Limits,
-    precision: str,
-    on_phase: Callable[[str], None] = lambda phase: None,
-) -> EngineKey:
+def build_engine(backend: Backend, graph: Path, how: CompileOptions) -> EngineKey:
     """Builds a graph's engine and writes it, with its key, into the bundle that the graph is in.
 
     Args:
         backend: The library.
         graph: The graph's file; its weights lie beside it.
-        content: What is in it, or that with some dimensions fixed.
-        limits: The shapes that the engine must take.
-        precision: Of the graph, for the key.
-        on_phase: Called with the name of every phase that begins; from other threads.
+        how: For which calls it is built; phases are told from other threads.
 
     Returns:
         The key.
 
     Raises:
-        ProviderError: The library is missing, there is no GPU where one is needed, or the graph cannot be built.
+        ProviderError: The library is missing, there is no GPU where one is needed, a limit is missing, or the graph
+            cannot be built.
     """
     trt = backend.load()
     folder, device = backend.device()
@@ -117,12 +109,12 @@ def build_engine(
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(content, str(graph)):
+    if not parser.parse(graph.read_bytes() if how.content is None else how.content, str(graph)):
         problems = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
         raise ProviderError(f"{graph}: {backend.name} cannot parse the graph: {problems}")
     config = builder.create_builder_config()
-    chosen = _add_profiles(builder, network, config, limits)
-    config.progress_monitor = monitor = _monitor(trt, on_phase)
+    chosen = _add_profiles(builder, network, config, how)
+    config.progress_monitor = monitor = _monitor(trt, how.on_phase)
     files.engine.parent.mkdir(parents=True, exist_ok=True)
     if not backend.portable:
         timings = files.timing_cache.read_bytes() if files.timing_cache.is_file() else b""
@@ -145,7 +137,7 @@ def build_engine(
         profile.name: {symbol: [r.low, r.best, r.high] for symbol, r in profile.ranges.items()} for profile in chosen
     }
     key = EngineKey(
-        backend.name, str(trt.__version__), device, graph_hash(graph), precision, int(network.num_layers), ranges
+        backend.name, str(trt.__version__), device, graph_hash(graph), how.precision, int(network.num_layers), ranges
     )
     key.write(files.key)
     return key
@@ -192,14 +184,14 @@ def open_engine(backend: Backend, graph: Path) -> Engine:
     return Engine(key, engine, log.errors)
 
 
-def _add_profiles(builder: Any, network: Any, config: Any, limits: Limits) -> tuple[Profile, ...]:
-    inputs: dict[str, Dimensions] = {}
+def _add_profiles(builder: Any, network: Any, config: Any, how: CompileOptions) -> tuple[Profile, ...]:
+    inputs: dict[str, SymbolicShape] = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         inputs[tensor.name] = tuple(
             tensor.get_dimension_name(axis) if size == -1 else int(size) for axis, size in enumerate(tensor.shape)
         )
-    chosen = profiles(list(inputs.values()), limits)
+    chosen = profiles(list(inputs.values()), how.limits, how.draft_tokens)
     for profile in chosen:
         added = builder.create_optimization_profile()
         for name, dimensions in inputs.items():

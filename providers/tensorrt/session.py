@@ -14,7 +14,7 @@ from dspark.providers.cuda.graph import CAPTURED_AFTER, CudaGraph
 from dspark.providers.cuda.memory import Cuda, CudaArray
 from dspark.providers.cuda.staging import ALIGNMENT, BoundArrays, Staging
 from dspark.providers.errors import ProviderError
-from dspark.providers.session import Buffer, Call
+from dspark.providers.session import Buffers, Call
 from dspark.providers.tensorrt.engine import Backend, open_engine
 
 __all__ = ["TensorRtSession"]
@@ -31,13 +31,13 @@ class TensorRtSession:
     Args:
         backend: The library.
         graph: The graph's file, beside which the engine lies.
-        graphs: Whether calls that repeat become CUDA graphs.
+        cuda_graphs: Whether calls that repeat become CUDA graphs.
 
     Raises:
         ProviderError: See ``open_engine``; or the device's memory is full.
     """
 
-    def __init__(self, backend: Backend, graph: Path, *, graphs: bool = False) -> None:
+    def __init__(self, backend: Backend, graph: Path, *, cuda_graphs: bool = False) -> None:
         trt = backend.load()
         opened = open_engine(backend, graph)
         self._engine, self._errors = opened.native, opened.errors
@@ -45,10 +45,10 @@ class TensorRtSession:
         self._profiles = tuple(opened.key.profiles)
         self.limits = opened.key.limits
         self._cuda = Cuda()
-        self._captures = graphs and not backend.portable
+        self._captures = cuda_graphs and not backend.portable
         self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._activations: CudaArray | None = None
-        if graphs and backend.portable:  # captures by itself, when kernels for a shape are ready
+        if cuda_graphs and backend.portable:  # captures by itself, when kernels for a shape are ready
             config = self._engine.create_runtime_config()
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             self._context = self._engine.create_execution_context(config)
@@ -71,7 +71,7 @@ class TensorRtSession:
         """Allocates an array of zeros on the device."""
         return self._cuda.zeros(shape, dtype)
 
-    def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
+    def bind(self, inputs: Buffers, outputs: Buffers) -> Call:
         """Binds every input and the wanted outputs; see ``DeviceSession``."""
         self._check_names(inputs, outputs)
         self._check_aliases(inputs, outputs)
@@ -94,7 +94,7 @@ class TensorRtSession:
                 call.arrays.place(name, array, call.arrays.outputs)
         return call
 
-    def _check_names(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
+    def _check_names(self, inputs: Buffers, outputs: Buffers) -> None:
         for bound, known in ((inputs, self._inputs), (outputs, self._outputs)):
             for name, array in bound.items():
                 if name not in known:
@@ -113,7 +113,7 @@ class TensorRtSession:
                     "which TensorRT does not take"
                 )
 
-    def _check_aliases(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
+    def _check_aliases(self, inputs: Buffers, outputs: Buffers) -> None:
         """An output that the engine writes in place must be bound to its input's memory."""
         for name in self._outputs:
             source = self._engine.get_aliased_input_tensor(name)

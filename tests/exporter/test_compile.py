@@ -10,7 +10,7 @@ import pytest
 from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import Choice, ProviderError, find_provider
+from dspark.providers import Choice, CompileOptions, ProviderError, SessionLimits, find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
 from dspark.runtime.commands.provider_report import engine_rows
@@ -20,9 +20,8 @@ from dspark.runtime.model.fixed_shapes import graph_dimensions
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
-from tests.providers.fake_onnxruntime import FakeDevice
+from tests.providers.fake_onnxruntime import MINE, FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
-from tests.providers.test_compiled_models import MINE
 from tests.runtime.command_line import runner
 
 
@@ -133,7 +132,7 @@ def test_every_shape_is_told_and_an_interrupt_leaves_no_bundle(tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_a_provider_of_another_package_compiles_without_a_change_here(
+def test_an_execution_provider_of_another_package_compiles_without_a_change_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_onnxruntime.install(monkeypatch, built_in=("MineExecutionProvider",))
@@ -142,6 +141,110 @@ def test_a_provider_of_another_package_compiles_without_a_change_here(
     arguments = ("--output", output, "--precision", "fp16", "--compile", "mine:chip=9")
     assert run(monkeypatch, GOLDEN / "qwen3_target", *arguments) == 0
     assert EngineKey.read(output / "engines" / "mine" / "target.json").device == "chip=9"
+
+
+# --- through a runtime of another package ---
+
+OTHER_RUNTIME = """
+from dataclasses import dataclass, field
+from dspark.providers import DEFAULT_LOADING, Provider, ProviderError
+
+@dataclass(frozen=True, kw_only=True)
+class OtherProvider(Provider):
+    asked: dict = field(default_factory=dict)
+
+    def open(self, model, how=DEFAULT_LOADING):
+        raise ProviderError("only compiles")
+
+    def require_compiler(self, options=()):
+        self.check_options(options)
+
+    def compile(self, model, how):
+        how.on_phase("tiling")
+        self.asked[model.stem] = how
+        folder = model.parent / "engines" / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{model.stem}.bin").write_bytes(how.content or model.read_bytes())
+        return f"speed {how.options['speed']}"
+
+OTHER = OtherProvider(
+    name="other",
+    precisions=frozenset({"fp32", "fp16"}),
+    options=frozenset({"speed"}),
+    compiled_tables=frozenset({"fp16"}),
+    compiles_ranges=True,
+    compiles_fixed_cache=True,
+)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installs a package whose provider has nothing of ONNX Runtime; returns a folder for bundles."""
+    site = tmp_path / "site"
+    info = site / "other-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "other_runtime.py").write_text(OTHER_RUNTIME)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dspark.providers]\nother = other_runtime:OTHER\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "other_runtime", raising=False)
+    (tmp_path / "bundles").mkdir()
+    return tmp_path / "bundles"
+
+
+def test_a_runtime_of_another_package_compiles_without_a_change_here(
+    other: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is asked for each graph with the limits that the command line set."""
+    output = other / "bundle"
+    export = (GOLDEN / "qwen3_target", "--drafter", GOLDEN / "dspark_gated", "--output", output, "--precision", "fp16")
+    limits = ("--batch-size", 3, "--max-sequence-length", 100)
+    assert run(monkeypatch, *export, "--compile", "other:speed=2", *limits) == 0
+    provider = find_provider("other")
+    asked: dict[str, CompileOptions] = provider.asked  # type: ignore[attr-defined]
+    assert list(asked) == ["target", "drafter", "head"]
+    assert {(how.precision, how.draft_tokens, tuple(how.options.items())) for how in asked.values()} == {
+        ("fp16", 5, (("speed", "2"),))
+    }
+    capacity = 128  # 105 rows, in steps of 64
+    assert asked["target"].limits == SessionLimits(3, 128, 6, capacity, fixed_cache=True)
+    for name in ("drafter", "head"):
+        assert asked[name].limits == SessionLimits(3, 256, 256, capacity)
+        assert asked[name].content is None
+    assert not any(how.shapes for how in asked.values())
+    built = output / "engines" / "other"
+    assert {file.name for file in built.iterdir()} == {"target.bin", "drafter.bin", "head.bin"}
+    assert (built / "head.bin").read_bytes() == (output / "head.onnx").read_bytes()
+    fixed, free = ir.load(built / "target.bin", format="protobuf"), ir.load(output / "target.onnx")
+    (cache,) = (value for value in fixed.graph.inputs if value.name == "past.0.key")
+    assert cache.shape is not None
+    assert cache.shape[2] == capacity
+    sizes = [[str(size) for value in each.graph.inputs for size in value.shape or ()] for each in (fixed, free)]
+    assert sizes[0] == [str(capacity) if size == "S" else size for size in sizes[1]]
+    told = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("Compiled ")]
+    assert told == [f"Compiled {graph} for speed 2" for graph in asked]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--precision", "int4"), "other does not compile int4; choose one of fp16, fp32"),
+        (("--precision", "fp32"), "other cannot look tokens up in fp32 tables; add --table-precision fp16"),
+        (("--precision", "fp16", "--max-sequence-length", 9999), "--max-sequence-length is 9999; the model's limit is"),
+    ],
+)
+def test_what_it_does_not_compile_is_refused_before_anything_is_written(
+    arguments: tuple[object, ...],
+    message: str,
+    other: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export = (GOLDEN / "qwen3_target", "--output", other / "bundle", "--compile", "other:speed=2", *arguments)
+    assert run(monkeypatch, *export) == 1
+    assert message in capsys.readouterr().err
+    assert not list(other.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, LoadOptions, ProviderError
-from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION
+from dspark.providers.cuda.graph import CAPTURED_AFTER, ENABLE_CUDA_GRAPH
 from dspark.providers.cuda.memory import Cuda
-from dspark.providers.cuda.provider import CUDA
+from dspark.providers.descriptions.cuda import CUDA
 from dspark.providers.session import DeviceSession
 from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.model.target import TokenRun
 from dspark.runtime.scheduling.options import SchedulerName
 from tests.conftest import GOLDEN, ROOT
-from tests.providers.test_cuda import in_place_graph
+from tests.providers.cuda.in_place import in_place_graph
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 6e-2}
 """Of logits, as a share of the largest: float32 may be rounded to TF32 by a GPU, bfloat16 has 8 bits."""
 NAMES = ("cuda", "tensorrt", "tensorrt-rtx")
 GPU = [(name, precision) for name in NAMES for precision in ("fp16", "bf16")]
-WITH_GRAPHS = [(f"{name}:{OPTION}=1", "fp16") for name in NAMES]
+WITH_GRAPHS = [(f"{name}:{ENABLE_CUDA_GRAPH}=1", "fp16") for name in NAMES]
 PROMPTS = ("Give three reasons why the sky is blue.", "Write a haiku about the sea.", "What is 17 times 23?")
 NEW_TOKENS = 48
 
@@ -153,7 +153,7 @@ def test_device_memory() -> None:
 @pytest.mark.parametrize("graphs", ["0", "1"])
 def test_a_cache_on_the_device_is_written_in_place(graphs: str, tmp_path: Path) -> None:
     require("cuda")
-    session = CUDA.open(in_place_graph(tmp_path), LoadOptions(options={OPTION: graphs}))
+    session = CUDA.open(in_place_graph(tmp_path), LoadOptions(options={ENABLE_CUDA_GRAPH: graphs}))
     assert isinstance(session, DeviceSession)
     cache = session.device_array((3, 2, 8, 4), np.float32)
     part = cache[1:3]

@@ -4,7 +4,7 @@ Sources: onnxruntime.ai, "Using a Plugin Execution Provider Library" and the Pyt
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,17 @@ import pytest
 from dspark.providers import PROVIDERS, OnnxRuntimeProvider
 from tests.providers import fake_cuda
 
-__all__ = ["FALLBACK_REFUSED", "FakeDevice", "FakeOnnxRuntime", "install"]
+__all__ = ["FALLBACK_REFUSED", "MINE", "FakeDevice", "FakeOnnxRuntime", "Install", "install"]
+
+MINE = OnnxRuntimeProvider(
+    name="mine",
+    execution_provider="MineExecutionProvider",
+    precisions=frozenset({"fp16"}),
+    options=frozenset({"chip", "verbose"}),
+    defaults=(("chip", "7"),),
+    run_options=frozenset({"verbose"}),
+)
+"""A provider as a third party writes it."""
 
 FALLBACK_REFUSED = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the default CPU EP, "
@@ -142,3 +152,7 @@ def install(
             module = SimpleNamespace(**{each.plugin.locate: lambda: "/vendor/plugin.so"}, __spec__=object())
             monkeypatch.setitem(sys.modules, each.plugin.module, module if each is provider else None)
     return runtime
+
+
+Install = Callable[..., FakeOnnxRuntime]
+"""``install`` of a test."""

@@ -11,6 +11,7 @@ import pytest
 
 from dspark.providers import (
     DEFAULT_LOADING,
+    CompileOptions,
     LoadOptions,
     OnnxRuntimeProvider,
     Provider,
@@ -111,8 +112,9 @@ def test_another_runtime_needs_a_session_and_nothing_else(
     ):
         result = run(*arguments)
         assert (result.code, result.error) == (1, f"error: {message}\n")
-    with pytest.raises(ProviderError, match="other compiles nothing ahead of time"):
-        other.require_compiler()
+    for compiling in (other.require_compiler, lambda: other.compile(bundle / "head.onnx", CompileOptions("fp32"))):
+        with pytest.raises(ProviderError, match="other compiles nothing ahead of time"):
+            compiling()
 
 
 WRONG = {

@@ -10,7 +10,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dspark.providers import PROVIDERS, DSparkError, LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
+from dspark.providers import (
+    PROVIDERS,
+    DSparkError,
+    LoadOptions,
+    OnnxRuntimeProvider,
+    ProviderError,
+    find_provider,
+    registry,
+)
 
 ROOT = Path(__file__).parents[2]
 GoldenBundle = Callable[[str], Path]
@@ -30,6 +38,12 @@ def test_no_two_providers_share_a_name() -> None:
     names = [name.lower() for provider in PROVIDERS for name in (provider.name, *provider.aliases)]
     assert len(set(names)) == len(names)
     assert [find_provider(provider.name) for provider in PROVIDERS] == list(PROVIDERS)
+
+
+def test_a_description_is_called_as_its_provider() -> None:
+    """So that one name stands for one thing in all of the package."""
+    for provider in PROVIDERS:
+        assert getattr(registry, provider.name.upper().replace("-", "_")) is provider
 
 
 @pytest.mark.parametrize("name", ["cpuu", "cp", "Cpou"])

@@ -12,9 +12,8 @@ from dspark.exporter.compile import Compilation
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
-from dspark.providers import Choice, ProviderError
-from dspark.providers.tensorrt.engine import TENSORRT_RTX, build_engine
-from dspark.providers.tensorrt.profiles import Limits
+from dspark.providers import Choice, CompileOptions, ProviderError, SessionLimits
+from dspark.providers.descriptions.tensorrt import TENSORRT_RTX
 from dspark.runtime import Bundle
 from dspark.runtime.bundle.manifest import CacheForm
 from tests.conftest import GOLDEN, ROOT
@@ -132,10 +131,9 @@ def test_what_cannot_be_compiled_is_refused_before_anything_is_written(
 def test_a_graph_that_it_does_not_take_is_told(tmp_path: Path) -> None:
     export = planned(tmp_path / "bundle", "int8")
     export_bundle(export)
-    limits = Limits(batch=1, draft_tokens=5, chunk=16, extension=16, capacity=64)
     graph = export.output / "head.onnx"
     with pytest.raises(ProviderError, match=r"head\.onnx: tensorrt-rtx cannot parse the graph: .*zero point"):
-        build_engine(TENSORRT_RTX, graph, graph.read_bytes(), limits, "int8")
+        TENSORRT_RTX.compile(graph, CompileOptions("int8", limits=SessionLimits(requests=1), draft_tokens=5))
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
-"""ONNX Runtime's CUDA provider: what the host does not look at stays on the device.
+"""ONNX Runtime's sessions on NVIDIA GPUs: what the host does not look at stays on the device."""
 
-Source: onnxruntime.ai, "NVIDIA - CUDA".
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,17 +9,20 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION, wants_graphs
+from dspark.providers.cuda.graph import CAPTURED_AFTER
 from dspark.providers.cuda.memory import Cuda, CudaArray
 from dspark.providers.cuda.staging import BoundArrays, Staging
 from dspark.providers.errors import ProviderError
-from dspark.providers.monitors import NvidiaMonitor
-from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, import_onnxruntime
+from dspark.providers.onnxruntime.library import import_onnxruntime
 from dspark.providers.onnxruntime.session import OnnxRuntimeSession
-from dspark.providers.provider import NOTHING, LoadOptions
-from dspark.providers.session import Buffer, Call, SessionLimits
+from dspark.providers.session import Buffers, Call, SessionLimits
 
-__all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
+__all__ = ["CudaSession"]
+
+MOST_GRAPHS = 128
+"""Calls that a session captures: ONNX Runtime forgets none."""
+NO_GRAPH = -1
+"""The number of runs without a graph."""
 
 
 class CudaSession(OnnxRuntimeSession):
@@ -38,7 +38,7 @@ class CudaSession(OnnxRuntimeSession):
         model: The graph's file.
         session: The ``onnxruntime.InferenceSession``.
         memory: ONNX Runtime's name of the memory that device arrays lie in.
-        graphs: Whether the session was made with CUDA graphs.
+        cuda_graphs: Whether the session was made with CUDA graphs.
         folder: See ``OnnxRuntimeSession``.
 
     Raises:
@@ -51,7 +51,7 @@ class CudaSession(OnnxRuntimeSession):
         session: Any,
         *,
         memory: str = "cuda",
-        graphs: bool = False,
+        cuda_graphs: bool = False,
         folder: "TemporaryDirectory[str] | None" = None,
     ) -> None:
         super().__init__(model, session, folder)
@@ -59,14 +59,14 @@ class CudaSession(OnnxRuntimeSession):
         self._memory = memory
         self._cuda = Cuda()
         self._staging = Staging(self._cuda)
-        self._numbers = iter(range(1, 1 + MOST_GRAPHS)) if graphs else None
+        self._numbers = iter(range(1, 1 + MOST_GRAPHS)) if cuda_graphs else None
         self._capturer: int | None = None
 
     def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaArray:
         """Allocates an array of zeros on the device."""
         return self._cuda.zeros(shape, dtype)
 
-    def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Call:
+    def bind(self, inputs: Buffers, outputs: Buffers) -> Call:
         """Binds every input and the wanted outputs; see ``DeviceSession``."""
         self._check(inputs, outputs)
         call = _CudaCall(self._run, self._session.io_binding(), inputs, outputs)
@@ -125,8 +125,8 @@ class _CudaCall:
 
     execute: Callable[["_CudaCall"], None]
     binding: Any
-    inputs: Mapping[str, Buffer]
-    outputs: Mapping[str, Buffer]
+    inputs: Buffers
+    outputs: Buffers
     arrays: BoundArrays = field(default_factory=BoundArrays)
     moves: int = 0
     runs: int = 0
@@ -141,58 +141,3 @@ def _run_options(number: int) -> Any:
     options = import_onnxruntime().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options
-
-
-MOST_GRAPHS = 128
-"""Calls that a session captures: ONNX Runtime forgets none."""
-NO_GRAPH = -1
-"""The number of runs without a graph."""
-SHAPE_OPERATORS = frozenset({"Shape", "Size", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Range"})
-"""What shapes are computed with: ONNX Runtime keeps these on the host beside providers that run kernel by kernel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CudaProvider(OnnxRuntimeProvider):
-    """NVIDIA GPUs through ONNX Runtime's own kernels."""
-
-    def wrap(
-        self, model: Path, session: Any, how: LoadOptions, folder: "TemporaryDirectory[str] | None"
-    ) -> CudaSession:
-        """A session whose arrays may lie on the GPU."""
-        return CudaSession(model, session, graphs=wants_graphs(how.options), folder=folder)
-
-    def device_name(self, options: Mapping[str, str] = NOTHING) -> str | None:
-        """Name of the GPU as CUDA numbers them, which environment variables change."""
-        try:
-            return Cuda().device_name()
-        except ProviderError:  # no GPU: loading a graph tells
-            return None
-
-
-CUDA = CudaProvider(
-    name="cuda",
-    aliases=("CUDAExecutionProvider", "nvidia"),
-    execution_provider="CUDAExecutionProvider",
-    precisions=frozenset({"fp32", "fp16", "bf16", "int8-blocks", "int8-weights", "int4"}),
-    host_operators=SHAPE_OPERATORS,
-    options=frozenset(
-        {
-            "arena_extend_strategy",
-            "cudnn_conv_algo_search",
-            "do_copy_in_default_stream",
-            OPTION,
-            "gpu_mem_limit",
-            "prefer_nhwc",
-            "sdpa_kernel",
-            "tunable_op_enable",
-            "tunable_op_tuning_enable",
-            "use_ep_level_unified_stream",
-            "use_tf32",
-            "user_compute_stream",
-        }
-    ),
-    # TensorFloat-32 rounds float32 products to ten bits, which would not be the model's output any more.
-    defaults=(("use_tf32", "0"),),
-    install="pip install 'dspark-onnx[cuda]' on a host with an NVIDIA driver",
-    monitor=NvidiaMonitor(),
-)

@@ -3,18 +3,19 @@
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dspark.providers import ProviderError
+from dspark.providers import CompileOptions, ProviderError, SessionLimits
 from dspark.providers.engine_key import EngineKey
-from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, build_engine, open_engine
-from dspark.providers.tensorrt.profiles import Limits
+from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, build_engine, open_engine
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_tensorrt import FakeTensorRt
 
-LIMITS = Limits(batch=4, draft_tokens=5, chunk=128, extension=256, capacity=4096)
+LIMITS = SessionLimits(requests=4, prompt_tokens=256, tokens_per_request=256, cache_tokens=4096)
+HOW = CompileOptions("fp16", limits=LIMITS, draft_tokens=5)
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def graph(tmp_path: Path) -> Path:
 
 
 def build(graph: Path) -> EngineKey:
-    return build_engine(TENSORRT, graph, graph.read_bytes(), LIMITS, "fp16")
+    return build_engine(TENSORRT_BACKEND, graph, HOW)
 
 
 def test_the_network_is_strongly_typed_and_every_input_has_a_range(trt: FakeTensorRt, graph: Path) -> None:
@@ -62,7 +63,7 @@ def test_timings_are_used_again(trt: FakeTensorRt, graph: Path) -> None:
 
 def test_phases_are_told(trt: FakeTensorRt, graph: Path) -> None:
     phases: list[str] = []
-    build_engine(TENSORRT, graph, graph.read_bytes(), LIMITS, "fp16", phases.append)
+    build_engine(TENSORRT_BACKEND, graph, replace(HOW, on_phase=phases.append))
     assert phases == ["Building engine"]
 
 
@@ -106,7 +107,7 @@ def test_what_cannot_be_parsed_or_built_is_told(trt: FakeTensorRt, graph: Path) 
 
 def test_an_engine_opens_where_it_was_built(trt: FakeTensorRt, graph: Path) -> None:
     key = build(graph)
-    opened = open_engine(TENSORRT, graph)
+    opened = open_engine(TENSORRT_BACKEND, graph)
     assert opened.key == key
     assert opened.native is trt.engine
 
@@ -117,7 +118,7 @@ def test_an_engine_opens_in_another_folder_without_its_graph(trt: FakeTensorRt, 
     moved = tmp_path / "moved"
     moved.mkdir()
     (graph.parent / "engines").rename(moved / "engines")
-    assert open_engine(TENSORRT, moved / "target.onnx").native is trt.engine
+    assert open_engine(TENSORRT_BACKEND, moved / "target.onnx").native is trt.engine
 
 
 @pytest.mark.parametrize(
@@ -137,27 +138,27 @@ def test_an_engine_for_something_else_is_refused_with_both_values(
     advice = "compile it with dspark-export --compile tensorrt"
     expected = rf"built for {field} '{there.replace('(', '.').replace(')', '.')}', but here it is '{here}'; {advice}"
     with pytest.raises(ProviderError, match=expected):
-        open_engine(TENSORRT, graph)
+        open_engine(TENSORRT_BACKEND, graph)
 
 
 def test_no_engine_a_damaged_engine_and_a_damaged_key(trt: FakeTensorRt, graph: Path) -> None:
     with pytest.raises(ProviderError, match=r"target\.engine: no engine for tensorrt here; compile it with"):
-        open_engine(TENSORRT, graph)
+        open_engine(TENSORRT_BACKEND, graph)
     build(graph)
     folder = graph.parent / "engines" / "sm90"
     (folder / "target.engine").write_bytes(b"garbage")
     with pytest.raises(ProviderError, match=r"target\.engine: tensorrt cannot load the engine: bad magic number$"):
-        open_engine(TENSORRT, graph)
+        open_engine(TENSORRT_BACKEND, graph)
     for content in ("", "[]", "{}"):
         (folder / "target.json").write_text(content)
         with pytest.raises(ProviderError, match=r"target\.json: is no key of an engine"):
-            open_engine(TENSORRT, graph)
+            open_engine(TENSORRT_BACKEND, graph)
 
 
 def test_a_library_that_is_not_installed_is_named(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for backend, package in ((TENSORRT, "tensorrt"), (TENSORRT_RTX, "tensorrt-rtx")):
+    for backend, package in ((TENSORRT_BACKEND, "tensorrt"), (TENSORRT_RTX_BACKEND, "tensorrt-rtx")):
         monkeypatch.setitem(sys.modules, backend.module, None)
         with pytest.raises(
             ProviderError, match=rf"{package} is not installed; pip install 'dspark-onnx\[{package}\]'$"
         ):
-            build_engine(backend, graph, b"graph", LIMITS, "fp16")
+            build_engine(backend, graph, HOW)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dspark.providers import DeviceSession, LoadOptions, ProviderError, find_provider
 from dspark.providers.cuda.graph import CAPTURED_AFTER
-from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, Backend
+from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, Backend
 from dspark.providers.tensorrt.session import TensorRtSession
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_cuda import FakeCuda
@@ -31,7 +31,7 @@ def session(
     *,
     in_place: bool = False,
     graphs: bool = False,
-    backend: Backend = TENSORRT,
+    backend: Backend = TENSORRT_BACKEND,
 ) -> TensorRtSession:
     fake = fake_tensorrt.install(monkeypatch, cuda, in_place=in_place)
     engines = folder / "engines" / backend.device()[0]
@@ -47,7 +47,7 @@ def session(
         "profiles": fake_tensorrt.PROFILES,
     }
     (engines / "target.json").write_text(json.dumps(key))
-    return TensorRtSession(backend, folder / "target.onnx", graphs=graphs)
+    return TensorRtSession(backend, folder / "target.onnx", cuda_graphs=graphs)
 
 
 def inputs(batch: int = 2, width: int = 1, capacity: int = 8) -> Arrays:
@@ -372,7 +372,7 @@ def test_an_engine_that_cannot_be_captured_runs_as_before(
 
 
 def test_tensorrt_for_rtx_captures_by_itself(tmp_path: Path, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = session(tmp_path, cuda, monkeypatch, graphs=True, backend=TENSORRT_RTX)
+    opened = session(tmp_path, cuda, monkeypatch, graphs=True, backend=TENSORRT_RTX_BACKEND)
     (context,) = fake_engine().contexts
     assert context.how.cuda_graph_strategy == "WHOLE_GRAPH_CAPTURE"
     call = opened.bind(inputs(), outputs())

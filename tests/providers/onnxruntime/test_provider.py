@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from dspark.providers import (
     Selection,
     find_provider,
 )
-from tests.providers import fake_onnxruntime
-from tests.providers.fake_onnxruntime import FakeDevice, FakeOnnxRuntime
+from tests.providers.fake_onnxruntime import FakeDevice, Install
 
 MODEL = Path("target.onnx")
 ORT_PROVIDERS = [each for each in PROVIDERS if isinstance(each, OnnxRuntimeProvider)]
@@ -39,13 +37,6 @@ DOCUMENTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "webgpu": ("WebGpuExecutionProvider", {"enableInt64": "1"}),
     "ggml": ("ggml", {"sticky": "0", "weights": "f32"}),
 }
-Install = Callable[..., FakeOnnxRuntime]
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Replaces ONNX Runtime, and the package of a plug-in."""
-    return partial(fake_onnxruntime.install, monkeypatch)
 
 
 def test_every_vendor_is_listed_once() -> None:
@@ -100,17 +91,6 @@ def test_a_provider_that_a_library_brings(provider: OnnxRuntimeProvider, install
     assert passed == {name: value for name, value in provider.default_options(None).items() if name != "device_type"}
 
 
-def test_openvino_takes_the_device_that_is_named(install: Install) -> None:
-    openvino = find_provider("openvino")
-    devices = [FakeDevice("OpenVINOExecutionProvider", kind, {"ov_device": kind}) for kind in ("CPU", "GPU", "NPU")]
-    runtime = install(openvino, libraries={"/vendor/plugin.so": devices})
-    openvino.open(MODEL, LoadOptions(options={"device_type": "gpu", "load_config": "{}"}))
-    assert runtime.sessions[0][0].added == ([devices[1]], {"load_config": "{}"})
-    with pytest.raises(ProviderError, match=r"openvino: there is no device 'GPU\.1'; there are: CPU, GPU, NPU"):
-        openvino.open(MODEL, LoadOptions(options={"device_type": "GPU.1"}))
-    assert [openvino.needs_static_shapes({"device_type": kind}) for kind in ("CPU", "npu", "GPU")] == [0, 1, 0]
-
-
 def test_threads_are_passed_to_those_that_have_their_own(install: Install) -> None:
     for name in ("openvino", "ggml"):
         provider = find_provider(name)
@@ -120,29 +100,7 @@ def test_threads_are_passed_to_those_that_have_their_own(install: Install) -> No
         assert '"3"' in json.dumps(runtime.sessions[0][1]).replace("\\", "")
 
 
-def test_openvino_built_into_onnx_runtime_takes_it_as_an_option(install: Install) -> None:
-    runtime = install(built_in=("OpenVINOExecutionProvider",))
-    find_provider("openvino").open(MODEL, LoadOptions(options={"device_type": "GPU"}))
-    exact = {"EXECUTION_MODE_HINT": "ACCURACY"}
-    ((name, options),) = runtime.sessions[0][1]
-    assert (name, options["device_type"]) == ("OpenVINOExecutionProvider", "GPU")
-    assert json.loads(options["load_config"]) == {"CPU": exact, "GPU": exact}
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"), [({}, "NPU"), ({"backend_type": "gpu"}, "GPU"), ({"backend_type": "cpu"}, "CPU")]
-)
-def test_qnn_takes_the_device_of_its_backend(options: Mapping[str, str], kind: str, install: Install) -> None:
-    qnn = find_provider("qnn")
-    devices = [FakeDevice("QNNExecutionProvider", each) for each in ("CPU", "GPU", "NPU")]
-    runtime = install(qnn, libraries={"/vendor/plugin.so": devices})
-    qnn.open(MODEL, LoadOptions(options=options))
-    added = runtime.sessions[0][0].added
-    assert added is not None
-    assert [device.kind for device in added[0]] == [kind]
-
-
-# --- what fails says what and where (FAULTS: providers) ---
+# --- what fails says what and where ---
 
 
 @pytest.mark.parametrize("provider", [*PLUGINS, *BUILT_IN], ids=lambda provider: provider.name)
@@ -175,7 +133,7 @@ def test_a_library_for_another_runtime_is_named_with_both_versions(
     provider: OnnxRuntimeProvider, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(provider, refuses="The requested API version [29] is not available, only [1, 25] are supported")
-    monkeypatch.setattr("dspark.providers.onnxruntime.provider.metadata.version", lambda name: "9.8.7")
+    monkeypatch.setattr("dspark.providers.onnxruntime.library.metadata.version", lambda name: "9.8.7")
     assert provider.plugin is not None
     with pytest.raises(PluginError) as raised:
         provider.open(MODEL)

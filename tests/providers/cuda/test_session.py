@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -21,14 +20,16 @@ from dspark.providers import (
     SessionLimits,
     find_provider,
 )
-from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION
-from dspark.providers.cuda.provider import CUDA, CudaSession
+from dspark.providers.cuda.graph import CAPTURED_AFTER, ENABLE_CUDA_GRAPH
+from dspark.providers.cuda.session import CudaSession
 from dspark.providers.cuda.staging import ALIGNMENT
+from dspark.providers.descriptions.cuda import CUDA
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.errors import RequestError
 from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
 from tests.providers import fake_cuda, fake_onnxruntime
+from tests.providers.cuda.in_place import in_place_graph
 
 GoldenBundle = Callable[..., Path]
 PROMPTS = [[ord(letter) for letter in text] for text in ("abcabcab", "Hello there, how are", "12", "x = y + ")]
@@ -43,21 +44,6 @@ def on_host(model: Path) -> CudaSession:
     """A session whose device is the host."""
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     return CudaSession(model, session, memory="cpu")
-
-
-def in_place_graph(folder: Path) -> Path:
-    """``present = TensorScatter(past, new, row)``, ``total = ReduceSum(present)``."""
-    tape = ir.tape.Tape()
-    shapes = {"past": ("B", 2, "S", 4), "new": ("B", 2, "T", 4)}
-    past, new = (ir.val(name, ir.DataType.FLOAT, shape) for name, shape in shapes.items())
-    row = ir.val("row", ir.DataType.INT64, ("B",))
-    present = tape.op("TensorScatter", [past, new, row], {"axis": -2})
-    present.name, present.type, present.shape = "present", ir.TensorType(ir.DataType.FLOAT), ir.Shape(shapes["past"])
-    total = tape.op("ReduceSum", [present], {"keepdims": 0})
-    total.name, total.type, total.shape = "total", ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
-    graph = ir.Graph([past, new, row], [present, total], nodes=tape.nodes, opset_imports={"": 24}, name="in_place")
-    ir.save(ir.Model(graph, ir_version=11), folder / "in_place.onnx")
-    return folder / "in_place.onnx"
 
 
 def generate(bundle: Bundle, sessions: Mapping[str, Session]) -> list[list[int]]:
@@ -242,7 +228,7 @@ class RunOptions(dict[str, str]):
 def watched(model: Path, monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> tuple[CudaSession, Watched]:
     monkeypatch.setattr(onnxruntime, "RunOptions", RunOptions)
     native = Watched(onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"]))
-    return CudaSession(model, native, memory="cpu", graphs=graphs), native
+    return CudaSession(model, native, memory="cpu", cuda_graphs=graphs), native
 
 
 def test_arrays_are_bound_once_and_copied_at_every_run(
@@ -327,10 +313,10 @@ def test_generation_with_graphs(drafter: str, golden_bundle: GoldenBundle, monke
 
 def test_graphs_are_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_onnxruntime.install(monkeypatch, built_in=("CUDAExecutionProvider",))
-    opened = {value: CUDA.open(Path("m.onnx"), LoadOptions(options={OPTION: value})) for value in ("0", "1")}
+    opened = {value: CUDA.open(Path("m.onnx"), LoadOptions(options={ENABLE_CUDA_GRAPH: value})) for value in ("0", "1")}
     assert [vars(session)["_numbers"] is not None for session in opened.values()] == [False, True]
     with pytest.raises(ProviderError, match="enable_cuda_graph is 'yes'; it must be 0 or 1"):
-        CUDA.open(Path("m.onnx"), LoadOptions(options={OPTION: "yes"}))
+        CUDA.open(Path("m.onnx"), LoadOptions(options={ENABLE_CUDA_GRAPH: "yes"}))
 
 
 def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
