@@ -17,7 +17,8 @@ from dspark.exporter.joined import join_projections
 from dspark.exporter.output import check_output, written_aside
 from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.bundle import (
+from dspark.runtime.bundle.hashing import hash_file
+from dspark.runtime.bundle.manifest import (
     MANIFEST,
     CacheForm,
     CacheInfo,
@@ -31,11 +32,10 @@ from dspark.runtime.bundle import (
     StaticShapes,
     TargetInfo,
     TextInfo,
-    hash_file,
 )
-from dspark.runtime.chat_template import ChatTemplate
 from dspark.runtime.errors import BundleError
-from dspark.runtime.text import TextProcessor
+from dspark.runtime.text.chat_template import ChatTemplate
+from dspark.runtime.text.tokenizer import TextProcessor
 
 __all__ = ["Export", "Static", "export_bundle", "prepare"]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dspark.exporter.errors import ExportError
-from dspark.runtime.bundle import MANIFEST
+from dspark.runtime.bundle.manifest import MANIFEST
 
 __all__ = ["check_output", "written_aside"]
 

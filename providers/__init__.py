@@ -1,8 +1,8 @@
 """Device families that run exported graphs."""
 
-from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
-from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.monitors import DeviceLoad, DeviceMonitor
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
 from dspark.providers.provider import DEFAULT_LOADING, Discovery, LoadOptions, Provider
 from dspark.providers.registry import PROVIDERS, added_providers, find_provider
 from dspark.providers.selection import ON_CPU, Choice, Selection
@@ -10,10 +10,13 @@ from dspark.providers.session import (
     Call,
     DeviceArray,
     DeviceSession,
+    LimitedSession,
     NodeTime,
     PlacedNode,
     ProfiledSession,
     Session,
+    SessionLimits,
+    limits_of,
 )
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "DeviceMonitor",
     "DeviceSession",
     "Discovery",
+    "LimitedSession",
     "LoadOptions",
     "NodeTime",
     "OnnxRuntimeProvider",
@@ -39,6 +43,8 @@ __all__ = [
     "ProviderError",
     "Selection",
     "Session",
+    "SessionLimits",
     "added_providers",
     "find_provider",
+    "limits_of",
 ]

@@ -9,8 +9,8 @@ import pytest
 
 from dspark.providers import ProviderError
 from dspark.providers.engine_key import EngineKey
-from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, build_engine, open_engine
-from dspark.providers.tensorrt_profiles import Limits
+from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, build_engine, open_engine
+from dspark.providers.tensorrt.profiles import Limits
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_tensorrt import FakeTensorRt
 
@@ -88,7 +88,7 @@ def test_an_interrupt_ends_the_build_and_leaves_no_engine(
         def result(self) -> bytes:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dspark.providers.tensorrt_engine.ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr("dspark.providers.tensorrt.engine.ThreadPoolExecutor", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         build(graph)
     assert trt.cancelled
@@ -138,15 +138,6 @@ def test_an_engine_for_something_else_is_refused_with_both_values(
     expected = rf"built for {field} '{there.replace('(', '.').replace(')', '.')}', but here it is '{here}'; {advice}"
     with pytest.raises(ProviderError, match=expected):
         open_engine(TENSORRT, graph)
-
-
-def test_what_a_cache_must_have_room_for() -> None:
-    def capacity(*ranges: int) -> int | None:
-        return EngineKey("", "", "", "", "", 1, {"decode": {"B": [1, 1, 4], "S": ranges}}).cache_capacity
-
-    assert capacity(1, 64, 128) is None
-    assert capacity(128, 128, 128) == 128
-    assert EngineKey("", "", "", "", "", 1, {"draft": {"B": [1, 1, 4]}}).cache_capacity is None
 
 
 def test_no_engine_a_damaged_engine_and_a_damaged_key(trt: FakeTensorRt, graph: Path) -> None:

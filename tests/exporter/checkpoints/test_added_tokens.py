@@ -11,7 +11,7 @@ import pytest
 
 from dspark.exporter.checkpoints import read_target
 from dspark.exporter.errors import CheckpointError
-from dspark.runtime.text import TextProcessor
+from dspark.runtime.text.tokenizer import TextProcessor
 from tests.exporter.checkpoints.editing import Checkpoint
 
 Copy = Callable[[str], Checkpoint]
