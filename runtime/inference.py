@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from dspark.runtime.loading.sessions import open_sessions
 
 __all__ = ["Chunk", "DSparkInference", "Prompt", "check_batch_size", "longest_text"]
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 
 MOST_REQUESTS = 1024
@@ -215,11 +215,19 @@ class DSparkInference:
             )
         if params.stop and self.text is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none")
-        sampler = Sampler(params, prompt_ids, size, self._stop_token_ids)
+        stops = self._stops(params)
+        sampler = Sampler(params, prompt_ids, size, stops)
         stream = TextStream(self.text, params.stop) if self.text is not None else None
-        return Request(
-            prompt_ids, sampler, self._stop_token_ids, stream, prefix=prefix, keep_cache=keep_cache, priority=priority
-        )
+        return Request(prompt_ids, sampler, stops, stream, prefix=prefix, keep_cache=keep_cache, priority=priority)
+
+    def _stops(self, params: SamplingParams) -> frozenset[int]:
+        """The model's stop tokens, those asked for, and those of stop strings that are special tokens."""
+        size = self.bundle.manifest.target.vocabulary_size
+        outside = [token for token in params.stop_token_ids if token >= size]
+        if outside:
+            raise RequestError(f"stop_token_ids names token {outside[0]}; the vocabulary ends at {size - 1}")
+        spelled = [self.text.special_id(text) for text in params.stop] if self.text is not None else []
+        return self._stop_token_ids.union(params.stop_token_ids, (token for token in spelled if token is not None))
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt.
@@ -346,7 +354,7 @@ def _are_ids(prompt: Prompt) -> "TypeIs[Sequence[int]]":
     )
 
 
-def _are_messages(prompt: str | Sequence[Mapping[str, str]]) -> "TypeIs[Sequence[Mapping[str, str]]]":
+def _are_messages(prompt: str | Sequence[Mapping[str, Any]]) -> "TypeIs[Sequence[Mapping[str, Any]]]":
     return not isinstance(prompt, str)
 
 
