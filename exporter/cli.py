@@ -28,7 +28,7 @@ messages = Console(stderr=True, emoji=False)
 
 @app.command()
 def export(
-    target: Annotated[Path, typer.Argument(help="A Hugging Face folder or a .gguf file.")],
+    target: Annotated[Path, typer.Argument(help="A Hugging Face folder or a GGUF file.")],
     output: Annotated[Path, typer.Option(help="The bundle's folder.")],
     drafter: Annotated[
         Path | None, typer.Option(help="A DSpark, DFlash or EAGLE-3 drafter's folder; without one, decoding is plain.")
@@ -141,6 +141,8 @@ def export(
         static=Static(batch, static_chunk, tuple(static_cache or ())) if fixed else None,
     )
     compilation = None if choice is None else Compilation.of(choice, planned, batch_size, max_sequence_length)
+    for note in planned.notes:
+        notices(messages)(f"note: {note}")
     manifest = _export(planned, compilation)
     _show(manifest, output)
     if verify:

@@ -1,9 +1,6 @@
 """From checkpoints to a bundle that appears whole or not at all."""
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +14,7 @@ from dspark.exporter.draft_vocabulary import cut_vocabulary, frequent_tokens, li
 from dspark.exporter.errors import CheckpointError, ExportError
 from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, build_head, build_target
 from dspark.exporter.joined import join_projections
+from dspark.exporter.output import check_output, written_aside
 from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
 from dspark.runtime.bundle.hashing import hash_file
@@ -110,6 +108,11 @@ class Export:
     shapes: StaticShapes | None = None
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What its user should know."""
+        return self.target.notes if self.drafter is None else (*self.target.notes, *self.drafter.notes)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of float32 weights that are read, for a progress bar."""
         tensors = list(self.target.tensors.values())
@@ -135,7 +138,7 @@ def prepare(
     """Reads both checkpoints' headers and refuses what cannot work, before anything is written.
 
     Args:
-        target: A Hugging Face folder or a ``.gguf`` file.
+        target: A Hugging Face folder or a GGUF file.
         drafter: A drafter's folder; without one the bundle decodes plainly.
         output: The bundle's folder.
         force: Whether an existing bundle may be replaced.
@@ -152,7 +155,7 @@ def prepare(
         ExportError: The output exists or cannot be written, or there cannot be such a draft vocabulary.
     """
     output = output.resolve()
-    _check_output(output, force=force)
+    check_output(output, force=force)
     if draft_vocabulary_from is not None and draft_vocabulary is None:
         raise ExportError("--draft-vocabulary-from needs --draft-vocabulary, the number of tokens to keep")
     if draft_vocabulary is not None and drafter is None:
@@ -193,25 +196,12 @@ def export_bundle(
         ExportError: The bundle cannot be written.
     """
     try:
-        with _written_aside(export) as folder:
+        with written_aside(export.output, force=export.force) as folder:
             manifest = _write(export, folder, on_bytes)
             compile_graphs(folder, manifest)
             return manifest
     except OSError as error:
         raise ExportError(f"{export.output}: cannot be written: {error}") from error
-
-
-def _check_output(output: Path, *, force: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise ExportError(f"{output}: exists and is no folder")
-    if output.exists() and any(output.iterdir()):
-        if not force:
-            raise ExportError(f"{output}: exists already; choose another output or pass --force to replace it")
-        if not (output / MANIFEST).is_file():
-            raise ExportError(f"{output}: holds files but no bundle ({MANIFEST}); --force replaces only bundles")
-    there = next(path for path in (output, *output.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ExportError(f"{output}: cannot be made, because {there} is no folder that can be written to")
 
 
 def _check_text(target: Target) -> None:
@@ -224,27 +214,6 @@ def _check_text(target: Target) -> None:
             ChatTemplate(text.chat_template, text.special_tokens)
     except BundleError as error:
         raise CheckpointError(f"{target.name}: {error}") from error
-
-
-@contextmanager
-def _written_aside(export: Export) -> Iterator[Path]:
-    """A folder beside the output that takes its place when the block succeeds and disappears when it does not."""
-    output = export.output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-        folder = Path(scratch) / "bundle"
-        folder.mkdir()
-        yield folder
-        _check_output(output, force=export.force)  # another export may have been faster
-        replaced = Path(scratch) / "replaced"
-        try:
-            if output.exists():
-                output.rename(replaced)
-            folder.rename(output)
-        except BaseException:
-            if replaced.exists():
-                replaced.rename(output)
-            raise
 
 
 def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Manifest:

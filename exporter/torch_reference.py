@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, HeadKind, Layer, Rope, Target
-from dspark.exporter.checkpoints.gguf_file import read_gguf_file
+from dspark.exporter.checkpoints.gguf_file import is_gguf_file, read_gguf_file
 from dspark.exporter.errors import ExportError
 from dspark.exporter.exported_graphs import Arrays
 from dspark.runtime.bundle.contract import CANDIDATES, FEATURE, context_names
@@ -30,7 +30,7 @@ def load_target_model(source: Path, target: Target, dtype: torch.dtype, attentio
     """Loads a target as a transformers model, frozen.
 
     Args:
-        source: The Hugging Face folder or ``.gguf`` file.
+        source: The Hugging Face folder or GGUF file.
         target: Its description, for what transformers does not read from GGUF files.
         dtype: Of its weights.
         attention: Implementation of attention.
@@ -41,7 +41,7 @@ def load_target_model(source: Path, target: Target, dtype: torch.dtype, attentio
     options = {"dtype": dtype, "attn_implementation": attention}
     try:
         with redirect_stderr(StringIO()):  # progress bars, which would break into those of the caller
-            model = _load_gguf(source, target, options) if source.suffix == ".gguf" else _load(source, options)
+            model = _load_gguf(source, target, options) if is_gguf_file(source) else _load(source, options)
     except (OSError, RuntimeError, ValueError) as error:
         raise ExportError(f"{source}: transformers cannot load it: {error}") from error
     return model.requires_grad_(False)
@@ -51,7 +51,7 @@ class TargetReference:
     """The target as transformers reads it from the checkpoint itself, in float32 with eager attention.
 
     Args:
-        source: The Hugging Face folder or ``.gguf`` file that was exported.
+        source: The Hugging Face folder or GGUF file that was exported.
         target: Its description, for what transformers does not read from GGUF files.
 
     Attributes:

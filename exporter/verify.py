@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from dspark.exporter.checkpoints import is_gguf_file
 from dspark.exporter.checkpoints.description import DrafterKind
 from dspark.exporter.errors import ExportError, ParityError
 from dspark.exporter.export import Export
@@ -72,12 +73,12 @@ def require_verify_dependencies(source: Path) -> None:
     """Checks that the reference can be computed at all, before an export starts.
 
     Args:
-        source: The target's checkpoint; transformers needs accelerate to load a ``.gguf`` file.
+        source: The target's checkpoint; transformers needs accelerate to load a GGUF file.
 
     Raises:
         ExportError: PyTorch or another package is not installed.
     """
-    needed = ["torch", "transformers", "onnxruntime", *(["accelerate"] if source.suffix == ".gguf" else [])]
+    needed = ["torch", "transformers", "onnxruntime", *(["accelerate"] if is_gguf_file(source) else [])]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportError(f"--verify needs {', '.join(missing)}: pip install 'dspark-onnx[verify]'")
@@ -93,7 +94,7 @@ def verify_bundle(export: Export, bundle: Path, source: Path) -> list[Comparison
     Args:
         export: What the bundle was made from.
         bundle: The bundle's folder.
-        source: The target's checkpoint, a Hugging Face folder or a ``.gguf`` file.
+        source: The target's checkpoint, a Hugging Face folder or a GGUF file.
 
     Returns:
         A comparison for each output of each graph.

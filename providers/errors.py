@@ -4,7 +4,14 @@ __all__ = ["DSparkError", "PluginError", "ProviderError", "one_line"]
 
 
 class DSparkError(Exception):
-    """Something the caller can put right; the message names the thing, its value and what would be right."""
+    """Something the caller can put right; the message names the thing, its value and what would be right.
+
+    Args:
+        message: What is wrong. Halves of surrogate pairs, which can stand in JSON but in no output, are escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.encode(errors="backslashreplace").decode())
 
 
 class ProviderError(DSparkError):

@@ -108,11 +108,20 @@ class PromptReader:
             raise RequestError(f"{sizes}; the cache has room for {self._cache_tokens} (max_cache_tokens)")
         if params.stop and self.text is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none")
-        sampler = Sampler(params, prompt_ids, size, self._stop_token_ids)
+        stops = self._stops(params)
+        sampler = Sampler(params, prompt_ids, size, stops)
         stream = TextStream(self.text, params.stop) if self.text is not None else None
-        return Request(
-            prompt_ids, sampler, self._stop_token_ids, stream, prefix=prefix, keep_cache=keep_cache, priority=priority
-        )
+        return Request(prompt_ids, sampler, stops, stream, prefix=prefix, keep_cache=keep_cache, priority=priority)
+
+    def _stops(self, params: SamplingParams) -> frozenset[int]:
+        """The model's stop tokens, those asked for, and those of stop strings that are special tokens."""
+        outside = [token for token in params.stop_token_ids if token >= self._vocabulary_size]
+        if outside:
+            raise RequestError(
+                f"stop_token_ids names token {outside[0]}; the vocabulary ends at {self._vocabulary_size - 1}"
+            )
+        spelled = [self.text.special_id(text) for text in params.stop] if self.text is not None else []
+        return self._stop_token_ids.union(params.stop_token_ids, (token for token in spelled if token is not None))
 
 
 def _are_ids(prompt: Prompt) -> "TypeIs[Sequence[int]]":

@@ -48,7 +48,12 @@ def parse_row(inference: DSparkInference, row: Mapping[str, Any], params: Sampli
         raise RequestError(f"a row must have exactly one of {', '.join(PROMPT_KEYS)}; this one has {found}")
     options = {key: value for key, value in row.items() if key not in (given[0], "priority")}
     prompt, params = _checked(given[0], row[given[0]]), SamplingParams.parse(params, options)
-    return inference.request(prompt, params, raw=raw, priority=row.get("priority", "interactive"))
+    return inference.request(prompt, params, raw=raw, priority=_priority(row))
+
+
+def _priority(row: Mapping[str, Any]) -> Any:
+    value = row.get("priority")
+    return "interactive" if value is None else value
 
 
 def _checked(key: str, value: object) -> Prompt:

@@ -116,6 +116,7 @@ def describe_block_drafter(
         norm_output=False,
         tensors=tensors,
         files=folder.files,
+        notes=folder.notes,
     )
 
 

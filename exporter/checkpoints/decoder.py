@@ -31,7 +31,7 @@ class Decoder(ConfigModel):
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
-    hidden_act: Literal["silu"]
+    hidden_act: Annotated[Literal["silu"], BeforeValidator(lambda name: "silu" if name == "swish" else name)]
     rms_norm_eps: PositiveFloat
     tie_word_embeddings: Switch = False
     attention_bias: Switch = False

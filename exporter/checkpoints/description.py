@@ -6,7 +6,7 @@ means the same tensor whatever file it came from.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -121,11 +121,17 @@ class TextAssets:
         tokenizer: Content of ``tokenizer.json``; None if the checkpoint has no tokenizer.
         chat_template: A Jinja template; None if the model has none.
         special_tokens: Names a chat template may use (``bos_token``, ``eos_token``, …) and their texts.
+        vocabulary: Every token's id; empty without a tokenizer.
+        ends: Tokens that end a text although no configuration says so, each with why.
+        notes: What its user should know.
     """
 
     tokenizer: str | None
     chat_template: str | None
     special_tokens: Mapping[str, str]
+    vocabulary: Mapping[str, int] = field(default_factory=dict, repr=False)
+    ends: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,9 +142,10 @@ class Target:
         family: ``llama``, ``mistral``, ``qwen2`` or ``qwen3``.
         name: What people call it: the folder's or file's name.
         context_length: Longest text in tokens, RoPE scaling included.
-        stop_token_ids: Union of the ids in ``config.json`` and ``generation_config.json``, sorted.
+        stop_token_ids: Union of the ids in ``config.json`` and ``generation_config.json`` and of ``text.ends``, sorted.
         tensors: ``embed_tokens.weight``, ``norm.weight``, ``layers.{i}.*`` and, unless tied, ``lm_head.weight``.
         files: The checkpoint's weight files, hashed into the manifest.
+        notes: What its user should know: where it stops and why, what was left out, what will not work.
     """
 
     family: str
@@ -150,6 +157,7 @@ class Target:
     tensors: Mapping[str, LazyTensor]
     text: TextAssets
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def tables(self) -> Mapping[str, LazyTensor]:
@@ -182,6 +190,7 @@ class Drafter:
         tensors: ``fc.weight``, ``norm.weight``, ``layers.{i}.*``, ``hidden_norm.weight`` (blocks) or
             ``layers.0.hidden_norm.weight`` (EAGLE-3), ``markov_head.*``, ``confidence_head.proj.*``;
             ``embed_tokens.weight`` and ``lm_head.weight`` only when they are the drafter's own.
+        notes: What its user should know.
     """
 
     kind: DrafterKind
@@ -204,6 +213,7 @@ class Drafter:
     tensors: Mapping[str, LazyTensor]
     files: tuple[Path, ...]
     top_k: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def choices(self) -> int:

@@ -176,6 +176,7 @@ def describe_eagle3(
         norm_output=settings.find(bool, "norm_output") or False,
         tensors=tensors,
         files=folder.files,
+        notes=folder.notes,
     )
 
 

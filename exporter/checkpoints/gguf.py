@@ -41,11 +41,11 @@ LAYER_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 
-YARN = {
-    "original_context_length": "original_max_position_embeddings",
-    "yarn_attn_factor": "attention_factor",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
+YARN: dict[str, tuple[str, type[int] | type[float]]] = {
+    "original_context_length": ("original_max_position_embeddings", int),
+    "yarn_attn_factor": ("attention_factor", float),
+    "yarn_beta_fast": ("beta_fast", float),
+    "yarn_beta_slow": ("beta_slow", float),
 }
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"
@@ -91,15 +91,16 @@ def read_gguf(path: Path) -> Target:
 
 
 def _architecture(file: GgufFile) -> str:
-    kind = file.metadata.get("general.type", "model")
+    kind = file.metadata.find(str, "general.type", "model")
     if kind != "model":
-        raise CheckpointError(f"{file.path} holds no model but an {kind!r} file (general.type).")
-    architecture: str = file.metadata.get("general.architecture", "")
+        help_ = "; merge it into its base first (llama-export-lora)" if kind == "adapter" else ""
+        raise CheckpointError(f"{file.path} holds no model but an {kind!r} file (general.type){help_}.")
+    architecture = file.metadata.find(str, "general.architecture", "")
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{file.path} has the architecture {architecture!r}; supported are {', '.join(ARCHITECTURES)}."
         )
-    parts = file.metadata.get("split.count", 1)
+    parts = file.metadata.find(int, "split.count", 1)
     if parts > 1:
         raise CheckpointError(f"{file.path} is one of {parts} parts; join them first with llama-gguf-split --merge.")
     for key, neutral in UNSUPPORTED.items():
@@ -123,7 +124,7 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path} has no tensor token_embd.weight.")
     vocabulary_size = file.tensors["token_embd.weight"].shape[0]
-    token_count = len(metadata.get("tokenizer.ggml.tokens", []))
+    token_count = len(metadata.find_all(str, "tokenizer.ggml.tokens"))
     if token_count > vocabulary_size:
         raise CheckpointError(f"{file.path} has {token_count} tokens, but embeddings for {vocabulary_size}.")
     config: dict[str, Any] = {
@@ -135,7 +136,7 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
         "num_attention_heads": head_count,
         "num_key_value_heads": _integer(file, f"{architecture}.attention.head_count_kv", head_count),
         "head_dim": head_dim,
-        "rms_norm_eps": _number(file, f"{architecture}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.require_uniform(float, f"{architecture}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": _integer(file, f"{architecture}.context_length"),
         "vocab_size": vocabulary_size,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -144,7 +145,7 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
         "rope_parameters": _rope_parameters(file, architecture, head_dim),
         "eos_token_id": stop_token_ids(metadata),
     }
-    window = _uniform(file, f"{architecture}.attention.sliding_window", 0)
+    window = metadata.require_uniform(int, f"{architecture}.attention.sliding_window", 0)
     if window:
         config |= {
             "model_type": "mistral" if architecture == "llama" else architecture,
@@ -156,25 +157,28 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 
 def _rope_parameters(file: GgufFile, architecture: str, head_dim: int) -> dict[str, Any]:
-    prefix = f"{architecture}.rope"
+    metadata, prefix = file.metadata, f"{architecture}.rope"
     rotary_dim = _integer(file, f"{prefix}.dimension_count", head_dim)
     if rotary_dim != head_dim and architecture == "llama":
         raise CheckpointError(f"{file.path}: {prefix}.dimension_count is {rotary_dim} of {head_dim}; all must rotate.")
     parameters: dict[str, Any] = {
         "rope_type": "default",
-        "rope_theta": _number(file, f"{prefix}.freq_base", 10000.0),
+        "rope_theta": metadata.require_uniform(float, f"{prefix}.freq_base", 10000.0),
         "partial_rotary_factor": rotary_dim / head_dim,
     }
-    kind = file.metadata.get(f"{prefix}.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        raise CheckpointError(f"{file.path}: {prefix}.scaling.type is {kind!r}; supported are none, linear and yarn.")
-    factor = _number(file, f"{prefix}.scaling.factor", _number(file, f"{prefix}.scale_linear", 1.0))
-    if kind == "none" or factor in (0.0, 1.0):
+    scaling = metadata.find(str, f"{prefix}.scaling.type", "linear")
+    if scaling not in ("none", "linear", "yarn"):
+        raise CheckpointError(
+            f"{file.path}: {prefix}.scaling.type is {scaling!r}; supported are none, linear and yarn."
+        )
+    older = metadata.require_uniform(float, f"{prefix}.scale_linear", 1.0)
+    factor = metadata.require_uniform(float, f"{prefix}.scaling.factor", older)
+    if scaling == "none" or factor in (0.0, 1.0):
         return parameters
-    parameters |= {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        keys = {name: f"{prefix}.scaling.{key}" for key, name in YARN.items()}
-        parameters |= {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    parameters |= {"rope_type": scaling, "factor": factor}
+    if scaling == "yarn":
+        found = {name: metadata.find(kind, f"{prefix}.scaling.{key}") for key, (name, kind) in YARN.items()}
+        parameters |= {name: value for name, value in found.items() if value is not None}
     return parameters
 
 
@@ -238,26 +242,7 @@ def _with_divided_frequencies(target: Target, divisors: LazyTensor) -> Target:
 
 
 def _integer(file: GgufFile, key: str, default: int | None = None) -> int:
-    value = _uniform(file, key, default)
-    if not isinstance(value, int) or value < 1:
+    value = file.metadata.require_uniform(int, key, default)
+    if value < 1:
         raise CheckpointError(f"{file.path}: {key} is {value!r}; a positive whole number is needed.")
-    return value
-
-
-def _number(file: GgufFile, key: str, default: float | None = None) -> float:
-    value = _uniform(file, key, default)
-    if not isinstance(value, (int, float)):
-        raise CheckpointError(f"{file.path}: {key} is {value!r}; a number is needed.")
-    return float(value)
-
-
-def _uniform(file: GgufFile, key: str, default: float | None) -> Any:
-    """A value, or the one that all layers share."""
-    value = file.metadata.get(key, default)
-    if value is None:
-        raise CheckpointError(f"{file.path} lacks the metadata key {key}.")
-    if isinstance(value, list):
-        if len(set(value)) != 1:
-            raise CheckpointError(f"{file.path}: {key} differs between layers ({value}), which is not supported.")
-        value = value[0]
     return value

@@ -15,11 +15,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.exporter.checkpoints.files import has_file
+from dspark.exporter.checkpoints.gguf_metadata import GgufMetadata
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.errors import CheckpointError
 
-__all__ = ["GgufFile", "GgufTensor", "read_gguf_file"]
+__all__ = ["GgufFile", "GgufTensor", "is_gguf_file", "read_gguf_file"]
 
+MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 SCALARS = {
@@ -89,13 +92,27 @@ class GgufFile:
 
     Attributes:
         path: The file.
-        metadata: Its keys and values; arrays are lists.
+        metadata: Its keys and values.
         tensors: By the file's own names, in its order.
     """
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: GgufMetadata
     tensors: dict[str, GgufTensor]
+
+
+def is_gguf_file(path: Path) -> bool:
+    """Whether a path is a GGUF file by its first bytes, whatever its name, or is called one.
+
+    Raises:
+        CheckpointError: If it is a file that cannot be read, or a Git LFS pointer.
+    """
+    if path.is_dir():
+        return False
+    if path.suffix == ".gguf" or not has_file(path):
+        return path.suffix == ".gguf"
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_gguf_file(path: Path) -> GgufFile:
@@ -111,6 +128,7 @@ def read_gguf_file(path: Path) -> GgufFile:
         CheckpointError: If it is no such file, is cut short, or stores a tensor in a way that cannot be read.
     """
     try:
+        has_file(path)
         with path.open("rb") as file:
             return _Header(path, file).read()
     except OSError as error:
@@ -126,7 +144,7 @@ class _Header:
         self._size = path.stat().st_size
 
     def read(self) -> GgufFile:
-        if self._take(4) != b"GGUF":
+        if self._take(len(MAGIC)) != MAGIC:
             raise CheckpointError(f"{self._path} is no GGUF file: it does not start with 'GGUF'.")
         version = self._number("I")
         if version and not version & 0xFFFF:
@@ -134,13 +152,14 @@ class _Header:
         if version not in VERSIONS:
             raise CheckpointError(f"{self._path} has GGUF version {version}; versions {VERSIONS} can be read.")
         tensor_count, key_count = self._number("Q"), self._number("Q")
-        metadata = {}
+        values = {}
         for _ in range(key_count):
             key = self._string()
-            metadata[key] = self._value(self._number("I"))
+            values[key] = self._value(self._number("I"))
+        metadata = GgufMetadata(str(self._path), values)
         infos = [self._tensor_info() for _ in range(tensor_count)]
-        alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
+        alignment = metadata.find(int, "general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+        if alignment < 1:
             raise CheckpointError(f"{self._path}: general.alignment is {alignment!r}; a positive number is needed.")
         data = -(-self._file.tell() // alignment) * alignment
         tensors = {name: self._tensor(name, shape, kind, data + offset) for name, shape, kind, offset in infos}

@@ -13,6 +13,7 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from dspark.exporter.checkpoints.description import TextAssets
+from dspark.exporter.checkpoints.gguf_metadata import GgufMetadata
 from dspark.exporter.errors import CheckpointError
 
 __all__ = ["stop_token_ids", "text_assets", "tokenizer_from_gguf"]
@@ -77,6 +78,8 @@ SPLITS = {
 # A SentencePiece tokenizer has these ids unless the file says otherwise.
 SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
 
+MODEL = "tokenizer.ggml.model"
+
 SPECIAL_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -86,10 +89,30 @@ SPECIAL_TOKENS = {
 
 TURN_ENDS = ("eot", "eom")
 
+END_SPELLINGS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<｜end▁of▁sentence｜>",
+    )
+)
+"""Control tokens that end a text or a turn whether or not a key names them, as llama.cpp has it."""
+
 SPACE = "▁"  # stands for a space in SentencePiece's pieces
 
 
-def text_assets(metadata: Mapping[str, Any]) -> TextAssets:
+def text_assets(metadata: GgufMetadata) -> TextAssets:
     """The tokenizer, the chat template and the special tokens' texts.
 
     Args:
@@ -101,19 +124,27 @@ def text_assets(metadata: Mapping[str, Any]) -> TextAssets:
     Raises:
         CheckpointError: If its tokenizer is damaged or of an unsupported kind.
     """
-    chat_template = metadata.get("tokenizer.chat_template")
+    chat_template = metadata.find(str, "tokenizer.chat_template")
     if "tokenizer.ggml.tokens" not in metadata:
-        return TextAssets(None, chat_template, {})
-    return TextAssets(tokenizer_from_gguf(metadata), chat_template, _special_tokens(metadata))
+        note = f"{metadata.where} has no tokenizer: the bundle takes token ids, no text"
+        return TextAssets(None, chat_template, {}, notes=(note,))
+    return TextAssets(
+        tokenizer_from_gguf(metadata),
+        chat_template,
+        _special_tokens(metadata),
+        vocabulary=_vocabulary(metadata),
+        ends=_spelled_ends(metadata),
+        notes=_dropped_ids(metadata),
+    )
 
 
-def stop_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text or a turn, sorted: end of sequence, of turn, and of message."""
-    ids = (_special_ids(metadata).get("eos_token"), *(metadata.get(f"tokenizer.ggml.{n}_token_id") for n in TURN_ENDS))
-    return sorted({id_ for id_ in ids if id_ is not None})
+def stop_token_ids(metadata: GgufMetadata) -> list[int]:
+    """The ids that keys say end a text or a turn, sorted: end of sequence, of turn, and of message."""
+    turn_ends = (metadata.find(int, f"tokenizer.ggml.{name}_token_id") for name in TURN_ENDS)
+    return sorted({id_ for id_ in (_special_ids(metadata).get("eos_token"), *turn_ends) if id_ is not None})
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> str:
+def tokenizer_from_gguf(metadata: GgufMetadata) -> str:
     """Builds the tokenizer of a GGUF file.
 
     Args:
@@ -126,7 +157,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> str:
     Raises:
         CheckpointError: If the tokenizer is damaged or of an unsupported kind.
     """
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = metadata.find(str, MODEL)
     if kind == "gpt2":
         split = _split(metadata)
         tokenizer, begins = _byte_level_bpe(metadata, split), split.begins
@@ -140,9 +171,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> str:
     return text
 
 
-def _byte_level_bpe(metadata: Mapping[str, Any], split: Split) -> Tokenizer:
+def _byte_level_bpe(metadata: GgufMetadata, split: Split) -> Tokenizer:
     """Byte-level BPE as in GPT-2: every byte is a letter, so that no text is unknown."""
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.find_all(str, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(_bpe(_vocabulary(metadata), merges, ignore_merges=split.whole_words))
     if split.composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -156,13 +187,13 @@ def _byte_level_bpe(metadata: Mapping[str, Any], split: Split) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece_bpe(metadata: Mapping[str, Any]) -> Tokenizer:
+def _sentencepiece_bpe(metadata: GgufMetadata) -> Tokenizer:
     """SentencePiece BPE: the best-scored piece that two neighbours form is merged first, over the whole text."""
     vocabulary = _vocabulary(metadata)
     merges = _merges_by_score(metadata, vocabulary)
     unknown = _special_tokens(metadata)["unk_token"]
     tokenizer = Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = metadata.find(bool, "tokenizer.ggml.add_space_prefix", True)
     replace = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefixed else replace
     tokenizer.decoder = decoders.Sequence(
@@ -176,9 +207,9 @@ def _sentencepiece_bpe(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _merges_by_score(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+def _merges_by_score(metadata: GgufMetadata, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every way to put a normal piece together from two pieces, best score first."""
-    scores = metadata.get("tokenizer.ggml.scores", [])
+    scores = metadata.find_all(float, "tokenizer.ggml.scores")
     types = _types(metadata)
     if len(scores) != len(vocabulary):
         raise CheckpointError(f"{len(scores)} tokenizer.ggml.scores for {len(vocabulary)} tokens.")
@@ -199,7 +230,7 @@ def _bpe(vocabulary: dict[str, int], merges: list[Any], **options: Any) -> model
         raise CheckpointError(f"The tokenizer's merges do not fit its vocabulary: {error}.") from error
 
 
-def _added_tokens(metadata: Mapping[str, Any]) -> list[AddedToken]:
+def _added_tokens(metadata: GgufMetadata) -> list[AddedToken]:
     """Tokens that are found in a text before it is split: control tokens are special, user-defined ones are text.
 
     A few converters give the tokens that frame a text another type; those are special all the same.
@@ -213,12 +244,12 @@ def _added_tokens(metadata: Mapping[str, Any]) -> list[AddedToken]:
     ]
 
 
-def _framing(metadata: Mapping[str, Any], begins: bool) -> processors.TemplateProcessing:
+def _framing(metadata: GgufMetadata, begins: bool) -> processors.TemplateProcessing:
     """Puts BOS before and EOS after every encoded text, where the file says so."""
     ids, texts = _special_ids(metadata), _special_tokens(metadata)
     wanted = {
-        "bos_token": metadata.get("tokenizer.ggml.add_bos_token", begins and "bos_token" in ids),
-        "eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "bos_token": metadata.find(bool, "tokenizer.ggml.add_bos_token", begins and "bos_token" in ids),
+        "eos_token": metadata.find(bool, "tokenizer.ggml.add_eos_token", False),
     }
     for name, added in wanted.items():
         if added and name not in ids:
@@ -229,14 +260,23 @@ def _framing(metadata: Mapping[str, Any], begins: bool) -> processors.TemplatePr
     )
 
 
-def _split(metadata: Mapping[str, Any]) -> Split:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+def _split(metadata: GgufMetadata) -> Split:
+    name = metadata.find(str, "tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise CheckpointError(f"tokenizer.ggml.pre is {name!r}; supported are {', '.join(sorted(SPLITS))}.")
     return SPLITS[name]
 
 
-def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _spelled_ends(metadata: GgufMetadata) -> dict[int, str]:
+    """Control tokens whose text says that they end a text, each with why it is one."""
+    return {
+        id_: f"{token!r}, a control token of that name"
+        for id_, (token, kind) in enumerate(zip(_tokens(metadata), _types(metadata), strict=True))
+        if kind == gguf.TokenType.CONTROL and token in END_SPELLINGS
+    }
+
+
+def _special_tokens(metadata: GgufMetadata) -> dict[str, str]:
     """Texts of the special tokens a chat template can name."""
     tokens, ids = _tokens(metadata), _special_ids(metadata)
     for name, id_ in ids.items():
@@ -245,26 +285,52 @@ def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {name: tokens[id_] for name, id_ in ids.items()}
 
 
-def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
-    defaults = SENTENCEPIECE_IDS if metadata.get("tokenizer.ggml.model") == "llama" else {}
-    ids = {name: metadata.get(key, defaults.get(name)) for name, key in SPECIAL_TOKENS.items()}
-    return {name: id_ for name, id_ in ids.items() if id_ is not None}
+def _special_ids(metadata: GgufMetadata) -> dict[str, int]:
+    """Ids of the special tokens; those that nothing uses may lie outside the vocabulary and are left out then."""
+    ids = _named_ids(metadata)
+    outside = _outside(metadata, ids)
+    return {name: id_ for name, id_ in ids.items() if name not in outside}
 
 
-def _tokens(metadata: Mapping[str, Any]) -> list[str]:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    return tokens
+def _dropped_ids(metadata: GgufMetadata) -> tuple[str, ...]:
+    ids = _named_ids(metadata)
+    return tuple(
+        f"{SPECIAL_TOKENS[name]} is {ids[name]}, but there are {len(_tokens(metadata))} tokens; nothing uses it, so it "
+        "is left out"
+        for name in _outside(metadata, ids)
+    )
 
 
-def _types(metadata: Mapping[str, Any]) -> list[int]:
+def _outside(metadata: GgufMetadata, ids: Mapping[str, int]) -> list[str]:
+    """Special tokens outside the vocabulary that nothing uses."""
+    used = {"eos_token"}
+    if metadata.find(bool, "tokenizer.ggml.add_bos_token", True):
+        used.add("bos_token")
+    if metadata.find(str, MODEL) == "llama":
+        used.add("unk_token")
+    return [name for name, id_ in ids.items() if name not in used and not 0 <= id_ < len(_tokens(metadata))]
+
+
+def _named_ids(metadata: GgufMetadata) -> dict[str, int]:
+    defaults = SENTENCEPIECE_IDS if metadata.find(str, MODEL) == "llama" else {}
+    ids = {name: metadata.find(int, key) for name, key in SPECIAL_TOKENS.items()}
+    found = {name: defaults.get(name) if id_ is None else id_ for name, id_ in ids.items()}
+    return {name: id_ for name, id_ in found.items() if id_ is not None}
+
+
+def _tokens(metadata: GgufMetadata) -> list[str]:
+    return metadata.find_all(str, "tokenizer.ggml.tokens")
+
+
+def _types(metadata: GgufMetadata) -> list[int]:
     tokens = _tokens(metadata)
-    types: list[int] = metadata.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
+    types = metadata.find_all(int, "tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise CheckpointError(f"{len(types)} tokenizer.ggml.token_type for {len(tokens)} tokens.")
     return types
 
 
-def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
+def _vocabulary(metadata: GgufMetadata) -> dict[str, int]:
     tokens = _tokens(metadata)
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):

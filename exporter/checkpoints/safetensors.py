@@ -8,16 +8,18 @@ neither offsets, which reading without mapping needs, nor which file is at fault
 import json
 import math
 import struct
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from dspark.exporter.checkpoints.files import has_file
 from dspark.exporter.checkpoints.tensors import FileTensor
 from dspark.exporter.errors import CheckpointError
 
-__all__ = ["find_weight_files", "read_safetensors"]
+__all__ = ["has_weights", "read_safetensors"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -53,9 +55,10 @@ def read_safetensors(folder: Path) -> tuple[dict[str, FileTensor], tuple[Path, .
         The tensors by name, and the files they are in.
 
     Raises:
-        CheckpointError: If a file is missing, truncated or damaged, lies outside the folder, or is a pickle.
+        CheckpointError: If a file is missing, truncated or damaged, lies outside the folder, is a pickle or a Git LFS
+            pointer, or one file and an index stand side by side and hold different tensors.
     """
-    placement = find_weight_files(folder)
+    placement = _find_weight_files(folder)
     tensors: dict[str, FileTensor] = {}
     for file, listed in placement.items():
         header = _read_file(file)
@@ -66,19 +69,30 @@ def read_safetensors(folder: Path) -> tuple[dict[str, FileTensor], tuple[Path, .
         if twice:
             raise CheckpointError(f"{file} repeats the tensor {twice[0]} of another file.")
         tensors |= header
+    if folder / SINGLE_FILE in placement and has_file(folder / INDEX_FILE):
+        _refuse_leftover(folder, tensors.keys())
     return tensors, tuple(placement)
 
 
-def find_weight_files(folder: Path) -> dict[Path, set[str]]:
-    """The weight files of a folder, and for each the tensors that the index says it holds (none for a single file).
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has safetensors of a whole model.
 
     Raises:
-        CheckpointError: If there are none, only pickles, or the index is damaged or names files that are not there.
+        CheckpointError: If something else stands in their place.
     """
-    if (folder / SINGLE_FILE).is_file():
+    return has_file(folder / SINGLE_FILE) or has_file(folder / INDEX_FILE)
+
+
+def _find_weight_files(folder: Path) -> dict[Path, set[str]]:
+    """The weight files, and for each the tensors that the index says it holds (none for a single file)."""
+    if has_file(folder / SINGLE_FILE):
         return {folder / SINGLE_FILE: set()}
-    if (folder / INDEX_FILE).is_file():
-        return _read_index(folder)
+    if has_file(folder / INDEX_FILE):
+        files = _read_index(folder)
+        missing = sorted(file.name for file in files if not has_file(file))
+        if missing:
+            raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX_FILE} names.")
+        return files
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise CheckpointError(
@@ -100,10 +114,18 @@ def _read_index(folder: Path) -> dict[Path, set[str]]:
         if Path(name).suffix != ".safetensors":
             raise CheckpointError(f"{index} places {tensor} in {name!r}, which is not a .safetensors file.")
         files.setdefault(folder / name, set()).add(tensor)
-    missing = sorted(file.name for file in files if not file.is_file())
-    if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX_FILE} names.")
     return dict(sorted(files.items()))
+
+
+def _refuse_leftover(folder: Path, names: Set[str]) -> None:
+    """Refuses a single file beside whole shards of other tensors: one of the two is left over."""
+    shards = _read_index(folder)
+    listed = set().union(*shards.values())
+    if folder / SINGLE_FILE not in shards and names != listed and all(file.is_file() for file in shards):
+        raise CheckpointError(
+            f"{folder} has {SINGLE_FILE} with {len(names)} tensors and {INDEX_FILE}, whose files hold {len(listed)}; "
+            "remove the one that is left over."
+        )
 
 
 def _read_file(path: Path) -> dict[str, FileTensor]:

@@ -1,6 +1,7 @@
 """Target models in Hugging Face folders."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from dspark.exporter.checkpoints.decoder import (
     with_defaults,
 )
 from dspark.exporter.checkpoints.description import Layer, Target, TextAssets
-from dspark.exporter.checkpoints.folder import open_folder, read_architectures, read_json
+from dspark.exporter.checkpoints.files import has_file, read_json
+from dspark.exporter.checkpoints.folder import open_folder, read_architectures
 from dspark.exporter.checkpoints.rope import context_length
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.checkpoints.text import read_text_assets
+from dspark.exporter.checkpoints.text_part import text_part
 from dspark.exporter.errors import CheckpointError
 
 __all__ = ["read_target_folder", "target_from_config"]
@@ -28,10 +31,13 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+SHOWN_TOKENS = 3
 
 
 def read_target_folder(path: Path) -> Target:
     """Reads a target model, its tokenizer and its chat template from a Hugging Face folder.
+
+    Of a multimodal model only the text part is read.
 
     Args:
         path: Holds ``config.json`` and safetensors; tokenizer files and ``generation_config.json`` are read if there.
@@ -40,11 +46,12 @@ def read_target_folder(path: Path) -> Target:
         CheckpointError: If a file is missing or damaged, the architecture is not supported, or configuration and
             tensors do not agree.
     """
-    folder = open_folder(path)
+    folder = text_part(open_folder(path))
     generation = path / "generation_config.json"
-    generation_config = read_json(generation) if generation.exists() else {}
+    generation_config = read_json(generation) if has_file(generation) else {}
     text = read_text_assets(path)
-    return target_from_config(folder.config, generation_config, folder.tensors, text, folder.name, folder.files)
+    target = target_from_config(folder.config, generation_config, folder.tensors, text, folder.name, folder.files)
+    return replace(target, notes=(*folder.notes, *target.notes))
 
 
 def target_from_config(
@@ -74,8 +81,8 @@ def target_from_config(
     full = with_defaults(config, family)
     decoder = read_decoder(full, name)
     backbone = decoder.backbone(full, _layers(family, decoder, name), name)
-    stop_token_ids = _stop_token_ids(decoder.vocab_size, name, config, generation_config)
-    own = {key: tensor for key, tensor in tensors.items() if key != "lm_head.weight" or not decoder.tie_word_embeddings}
+    stops = _stops(decoder.vocab_size, name, text, config, generation_config)
+    own = _one_table(tensors) if decoder.tie_word_embeddings else dict(tensors)
     if not decoder.tie_word_embeddings and "lm_head.weight" not in own:
         raise CheckpointError(f"{name} lacks lm_head.weight, but tie_word_embeddings is false.")
     form = _layer_form(family, decoder)
@@ -86,10 +93,11 @@ def target_from_config(
         backbone=backbone,
         vocabulary_size=decoder.vocab_size,
         context_length=context_length(full, name),
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=tuple(sorted(stops)),
         tensors=own,
         text=text,
         files=files,
+        notes=(*text.notes, *_vocabulary_notes(text, decoder.vocab_size), _stop_note(stops)),
     )
 
 
@@ -158,9 +166,16 @@ def _shapes(decoder: Decoder, form: LayerForm) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _stop_token_ids(vocabulary_size: int, name: str, *configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every id that one of the configurations stops at; each has one, a list or none."""
-    ids: set[int] = set()
+def _one_table(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The tensors of a tied model, whichever of embedding and LM head its file holds."""
+    head = tensors.get("lm_head.weight")
+    table = {"embed_tokens.weight": head} if head is not None else {}
+    return table | {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+
+
+def _stops(vocabulary_size: int, name: str, text: TextAssets, *configs: Mapping[str, Any]) -> dict[int, str]:
+    """Every id that ends a text, and why; each configuration has one, a list or none."""
+    stops: dict[int, str] = {token: reason for token, reason in text.ends.items() if token < vocabulary_size}
     for config in configs:
         value = config.get("eos_token_id")
         listed = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
@@ -169,5 +184,27 @@ def _stop_token_ids(vocabulary_size: int, name: str, *configs: Mapping[str, Any]
                 raise CheckpointError(
                     f"{name}: eos_token_id = {value!r}; ids below the vocabulary size {vocabulary_size} are needed."
                 )
-            ids.add(token)
-    return tuple(sorted(ids))
+            stops[token] = "eos_token_id of the configuration"
+    return stops
+
+
+def _stop_note(stops: Mapping[int, str]) -> str:
+    if not stops:
+        return "no token is known to end a text: each runs up to its limit"
+    return f"texts end at {', '.join(f'{token} ({reason})' for token, reason in sorted(stops.items()))}"
+
+
+def _vocabulary_notes(text: TextAssets, vocabulary_size: int) -> tuple[str, ...]:
+    """Tokens of the tokenizer that the model has no embedding for, those in the chat template first."""
+    outside = sorted(
+        (t for t, id_ in text.vocabulary.items() if id_ >= vocabulary_size), key=text.vocabulary.__getitem__
+    )
+    if not outside:
+        return ()
+    written = [token for token in outside if token in (text.chat_template or "")]
+    shown = ", ".join(f"{token!r} = {text.vocabulary[token]}" for token in (written or outside)[:SHOWN_TOKENS])
+    which = ", which its chat template writes" if written else ""
+    return (
+        f"the model has embeddings for {vocabulary_size} tokens; prompts that hold one beyond are refused: "
+        f"{shown}{which}",
+    )

@@ -75,6 +75,9 @@ PresencePenalty = Annotated[
 ]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, once an occurrence.", show_default="0")]
 Stop = Annotated[list[str] | None, typer.Option(help="Ends the text; may be given several times.")]
+StopTokenIds = Annotated[
+    list[int] | None, typer.Option("--stop-token-id", help="Ends the text at this token; may be given several times.")
+]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 
 
@@ -95,6 +98,7 @@ def generate(
     presence_penalty: PresencePenalty = None,
     frequency_penalty: FrequencyPenalty = None,
     stop: Stop = None,
+    stop_token_ids: StopTokenIds = None,
     seed: Seed = None,
     scheduler: Scheduler = None,
     max_draft_tokens: MaxDraftTokens = None,
@@ -124,12 +128,15 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         stop=stop,
+        stop_token_ids=stop_token_ids,
         seed=seed,
     )
     if (prompt is None) == (input is None):
         raise RequestError("give either --prompt or --input")
     rows = list(read_rows(_lines(input))) if input is not None else [{"prompt": prompt}]
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
+    if not as_json and Bundle.open(bundle, check_hashes=False).manifest.text.tokenizer is None:
+        raise RequestError(f"{bundle}: has no tokenizer, so there is no text to print; add --json to print token ids")
     inference = _load(bundle, options, batch_size, threads, profile, provider, allow_fallback=allow_fallback)
     entries = [_entry(inference, row, params, raw=raw) for row in rows]
     succeeded = not entries

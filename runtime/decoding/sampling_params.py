@@ -39,7 +39,8 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
         presence_penalty: Subtracted from the logits of tokens generated before (the rule of the OpenAI API).
         frequency_penalty: Subtracted from a logit once for each time its token was generated.
         logit_bias: Token id → value added to its logit.
-        stop: Strings that end the text; a single string is accepted.
+        stop: Strings that end the text; a single string is accepted. One that is a special token ends it by its id.
+        stop_token_ids: Further tokens that end the text.
         seed: Fixes every draw of the request; None draws a new one.
     """
 
@@ -54,6 +55,7 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
     # JSON writes the ids of a mapping as strings.
     logit_bias: dict[Annotated[int, Field(ge=0, strict=False)], float] = {}
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple)] = ()
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)] = ()
     seed: Annotated[int, Field(ge=0)] | None = None
 
     @property
@@ -67,13 +69,16 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
 
         Args:
             base: Options that are kept where ``overrides`` says nothing.
-            overrides: Option name → value, such as the keys of a JSON row.
+            overrides: Option name → value, such as the keys of a JSON row. None says nothing, but for options that
+                can be None.
 
         Raises:
             RequestError: An option does not exist or its value is not allowed; names each of them.
         """
+        optional = {name for name, field in cls.model_fields.items() if field.default is not None}
+        given = {name: value for name, value in overrides.items() if value is not None or name not in optional}
         try:
-            return cls.model_validate(dict(base) | dict(overrides))
+            return cls.model_validate(dict(base) | given)
         except ValidationError as error:
             raise RequestError("; ".join(map(_explain, error.errors(include_url=False)))) from error
 

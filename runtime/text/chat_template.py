@@ -11,6 +11,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from dspark.providers.errors import one_line
 from dspark.runtime.errors import BundleError, RequestError
 
 __all__ = ["ChatTemplate"]
@@ -45,7 +46,7 @@ class ChatTemplate:
             ) from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Writes the conversation and the beginning of the assistant's answer.
 
         Raises:
@@ -57,7 +58,7 @@ class ChatTemplate:
                 self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
             )
         except Exception as error:  # a template can fail in every way that Python can
-            raise RequestError(f"the chat template refuses the messages: {error}") from error
+            raise RequestError(f"the chat template refuses the messages: {one_line(error)}") from error
 
 
 class _GenerationBlock(Extension):
@@ -70,8 +71,14 @@ class _GenerationBlock(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _to_json(value: Any, **layout: Any) -> str:
-    return json.dumps(value, **({"ensure_ascii": False} | layout))
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -11,7 +11,7 @@ from dspark.runtime.errors import BundleError, RequestError
 if TYPE_CHECKING:
     from dspark.runtime.text.chat_template import ChatTemplate
 
-from dspark.runtime.text.messages import check_messages
+from dspark.runtime.text.messages import plain_messages
 
 __all__ = ["TextProcessor"]
 
@@ -58,13 +58,13 @@ class TextProcessor:
         """
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
         The template writes every special token, as in Hugging Face ``apply_chat_template``; none is added to it.
 
         Args:
-            messages: ``{"role": …, "content": …}`` each, both strings.
+            messages: ``{"role": …, "content": …}`` each; see ``plain_messages``.
 
         Raises:
             RequestError: There is no template, the messages have another form, or the template refuses them.
@@ -72,8 +72,7 @@ class TextProcessor:
         """
         if self._source is None:
             raise RequestError("the bundle has no chat template; give a raw prompt instead of messages")
-        check_messages(messages)
-        return self._encode(self._template.render(messages), add_special_tokens=False)
+        return self._encode(self._template.render(plain_messages(messages)), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -82,6 +81,11 @@ class TextProcessor:
     def is_silent(self, token: int) -> bool:
         """Whether a token never appears in text: special, or in the model's vocabulary only."""
         return token in self._special_ids or self._tokenizer.id_to_token(token) is None
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is spelled so, which never appears in text; None if there is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self._special_ids else None
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:

@@ -32,6 +32,20 @@ def test_writes_a_bundle_and_says_what(
     assert "total" in printed
 
 
+def test_says_what_a_user_should_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = shutil.copytree(GOLDEN / "llama_target", tmp_path / "target")
+    (target / "tokenizer.json").unlink()
+    assert run(monkeypatch, target, "--output", tmp_path / "bundle") == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
+        f"note: {target} has no tokenizer.json: the bundle takes token ids, no text",
+        "note: texts end at 129 (eos_token_id of the configuration)",
+    ]
+    assert "note" not in printed.out
+
+
 def test_refuses_an_output_that_exists_unless_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.packings import FLOAT32
 from dspark.exporter.weights import WeightFile
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams
-from dspark.runtime.bundle.manifest import PrecisionInfo
+from dspark.runtime.bundle.manifest import MANIFEST, PrecisionInfo
 from tests.checkpoints import (
     edit,
     write_deepspec,
@@ -400,7 +400,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, target: Path, tmp
     broken = edit(Path(shutil.copytree(target, tmp_path / "broken")), spoil)
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj\.weight: has values that are not finite"):
         export(broken, None, tmp_path / "bundles" / "bundle")
-    assert not list((tmp_path / "bundles").iterdir())
+    assert not (tmp_path / "bundles").exists()
 
 
 def test_weights_that_overflow_are_told(target: Path, tmp_path: Path) -> None:
@@ -465,17 +465,19 @@ FAILURES = [KeyboardInterrupt(), RuntimeError("a bug"), OSError(28, "No space le
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
-@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("existing", ["nothing", "empty", "bundle"])
 @pytest.mark.parametrize("moment", ["first bytes", "last bytes", "graph", "hash", "exchange"])
 def test_a_failure_leaves_nothing_behind(
-    moment: str, existing: bool, failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, existing: str, failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = GOLDEN / "llama_target"
-    if existing:
-        export(target, None, tmp_path / "bundle")
+    target, output = GOLDEN / "llama_target", tmp_path / "a" / "b" / "bundle"
+    if existing == "bundle":
+        export(target, None, output)
+    elif existing == "empty":
+        output.mkdir(parents=True)
     before = content(tmp_path)
-    planned = prepare(target, None, tmp_path / "bundle", force=existing)
-    written = 0
+    planned = prepare(target, None, output, force=existing == "bundle")
+    written = failed = 0
 
     def on_bytes(count: int) -> None:
         nonlocal written
@@ -489,7 +491,9 @@ def test_a_failure_leaves_nothing_behind(
     rename = Path.rename
 
     def rename_once(path: Path, other: Path) -> Path:
-        if path.name == "bundle" and path.parent != tmp_path:
+        nonlocal failed
+        if not failed and (path.name == "bundle" or (path.name == MANIFEST and path.parent != output)):
+            failed += 1
             raise failure
         return rename(path, other)
 
@@ -506,7 +510,56 @@ def test_a_failure_leaves_nothing_behind(
     if isinstance(failure, OSError):
         assert "No space left on device" in str(caught.value)
     assert content(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"] * existing
+    assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["a", "b", "bundle"] * (
+        existing != "nothing"
+    )
+
+
+def test_parents_that_somebody_else_uses_stay(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+
+    def fail(count: int) -> None:
+        (tmp_path / "mine" / "new" / "theirs").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(prepare(target, None, tmp_path / "mine" / "new" / "empty" / "bundle"), fail)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "mine",
+        "mine/new",
+        "mine/new/theirs",
+    ]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_folder_that_cannot_be_replaced_is_filled(
+    existing: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount point or the working folder: the folder itself stays, and what is beside it is never touched."""
+    parent = tmp_path / "parent"
+    (parent / "volume").mkdir(parents=True)
+    monkeypatch.chdir(parent / "volume")
+    if existing:
+        export(GOLDEN / "qwen3_target", None, Path())
+    inode, order = Path().stat().st_ino, []
+    rename = Path.rename
+
+    def rename_within(path: Path, other: Path) -> Path:
+        assert path != parent / "volume", "the device is busy"
+        order.append(path.name)
+        return rename(path, other)
+
+    monkeypatch.setattr(Path, "rename", rename_within)
+    parent.chmod(0o555)
+    try:
+        export(target, None, Path(), force=existing)
+    finally:
+        parent.chmod(0o755)
+    assert Path().stat().st_ino == inode
+    assert Bundle.open(Path()).manifest.target.name == target.name
+    assert order[-1] == MANIFEST
+    assert not existing or order[0] == MANIFEST
+    assert {path.name for path in Path().iterdir()} == {MANIFEST, *Bundle.open(Path()).manifest.files}
 
 
 def cut(name: str) -> Callable[[dict[str, Any], dict[str, Array]], None]:

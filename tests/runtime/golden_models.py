@@ -23,6 +23,7 @@ from dspark.runtime.scheduling.options import SchedulerName
 
 __all__ = [
     "DRAFTERS",
+    "GOLDEN",
     "PROMPTS",
     "Tamper",
     "ids",

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import SamplingParams
 from dspark.runtime.engine.engine import Engine
 from tests.runtime.command_line import Result, Run
-from tests.runtime.golden_models import PROMPTS, ids, load
+from tests.runtime.golden_models import GOLDEN, PROMPTS, ids, load
 
 GoldenBundle = Callable[[str], Path]
 
@@ -226,6 +227,51 @@ def test_bad_rows_error_alone(run: Run, vanilla: Path) -> None:
         assert (row["finish_reason"], row["token_ids"]) == ("error", []), line
         assert message in row["error"]
         assert error == f"error: row {row['index']}: {row['error']}"
+
+
+def test_null_is_the_default(run: Run, vanilla: Path) -> None:
+    row = {"prompt": "tead ", "stop": None, "temperature": None, "priority": None, "max_new_tokens": 6}
+    assert [row["text"] for row in run("generate", vanilla, "--input", "-", "--json", stdin=jsonl(row)).rows] == [
+        "in the"
+    ]
+
+
+def test_stop_token_ids(run: Run, vanilla: Path) -> None:
+    whole, _ = expected(vanilla, "tead ", max_new_tokens=6)
+    assert whole == "in the"
+    flags = ["--stop-token-id", "1", "--stop-token-id", str(ord("t")), "--max-new-tokens", "6"]
+    assert run("generate", vanilla, "--prompt", "tead ", *flags).out == "in \n"
+    stdin = jsonl({"prompt": "tead ", "stop_token_ids": [ord("h")], "max_new_tokens": 6})
+    assert run("generate", vanilla, "--input", "-", stdin=stdin).out == "in t\n"
+
+
+def test_nothing_that_a_template_says_breaks_the_output(run: Run, tmp_path: Path) -> None:
+    target = shutil.copytree(GOLDEN / "qwen3_target", tmp_path / "target")
+    (target / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('unknown role ' + m.role) }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    export_bundle(prepare(target, None, tmp_path / "bundle"))
+    rows = jsonl(*({"messages": [{"role": role, "content": "x"}]} for role in ("user", "\ud800", "user")))
+    result = run("generate", tmp_path / "bundle", "--input", "-", "--json", "--max-new-tokens", "2", stdin=rows)
+    assert result.code == 0
+    assert [row["finish_reason"] for row in result.rows] == ["length", "error", "length"]
+    assert result.rows[1]["error"] == "the chat template refuses the messages: unknown role \\ud800"
+    bias = jsonl({"prompt": "x", "logit_bias": {"\udfff": 1}})
+    assert "\\udfff" in run("generate", tmp_path / "bundle", "--input", "-", "--json", stdin=bias).rows[0]["error"]
+
+
+def test_without_a_tokenizer_ids_need_json(run: Run, tmp_path: Path) -> None:
+    target = shutil.copytree(GOLDEN / "qwen3_target", tmp_path / "target")
+    (target / "tokenizer.json").unlink()
+    export_bundle(prepare(target, None, tmp_path / "bundle"))
+    arguments = ("generate", tmp_path / "bundle", "--input", "-", "--max-new-tokens", "3")
+    stdin = jsonl({"prompt_ids": [116, 101]})
+    refused = run(*arguments, stdin=stdin)
+    assert (refused.code, refused.out) == (1, "")
+    assert "bundle: has no tokenizer, so there is no text to print; add --json to print token ids" in refused.error
+    (row,) = run(*arguments, "--json", stdin=stdin).rows
+    assert (row["text"], len(row["token_ids"])) == (None, 3)
 
 
 def test_only_bad_rows_are_exit_code_1(run: Run, vanilla: Path) -> None:

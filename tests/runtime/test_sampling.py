@@ -79,6 +79,16 @@ def test_parse_overrides_only_what_it_is_given():
     assert SamplingParams.parse(base, {}) == base
 
 
+def test_null_says_nothing():
+    base = SamplingParams(temperature=0.7, stop=("a",), seed=3)
+    row = dict.fromkeys([*SamplingParams.model_fields, "temprature"])
+    with pytest.raises(RequestError, match="unknown sampling option 'temprature'"):
+        SamplingParams.parse(base, row)
+    del row["temprature"], row["seed"]
+    assert SamplingParams.parse(base, row) == base
+    assert SamplingParams.parse(base, {"seed": None}).seed is None, "a seed can be none"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
     [
@@ -89,7 +99,6 @@ def test_parse_overrides_only_what_it_is_given():
         ("temperature", math.nan, "finite"),
         ("temperature", math.inf, "finite"),
         ("temperature", "warm", "number"),
-        ("temperature", None, "number"),
         ("top_k", -1, "greater than or equal to 0"),
         ("top_p", 0.0, "greater than 0"),
         ("top_p", 1.01, "less than or equal to 1"),
@@ -107,6 +116,9 @@ def test_parse_overrides_only_what_it_is_given():
         ("stop", ["a", ""], "at least 1 character"),
         ("stop", 5, "tuple"),
         ("seed", -1, "greater than or equal to 0"),
+        ("stop_token_ids", [-1], "greater than or equal to 0"),
+        ("stop_token_ids", ["<eos>"], "integer"),
+        ("stop_token_ids", 7, "tuple"),
     ],
 )
 def test_a_bad_value_is_refused_with_option_value_and_rule(option, value, rule):

@@ -6,17 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.providers import Session
-from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
+from dspark.runtime import Bundle, Completion, DSparkInference, RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
-from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, load
+from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, load, outcome
 
 GoldenBundle = Callable[[str], Path]
 
@@ -150,6 +151,38 @@ def test_the_first_token_can_be_the_end(golden_bundle: GoldenBundle) -> None:
         assert (completion.token_ids, completion.text, completion.finish_reason) == ([ord("i")], "", "stop")
         assert completion.stats.rounds == 0
         assert completion.stats.acceptance_length is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"stop": ("never", "<mask>")}, {"stop_token_ids": (128,)}, {"stop_token_ids": (5, 128), "stop": ("x",)}]
+)
+def test_a_special_token_stops_by_its_id(options: dict[str, Any], golden_bundle: GoldenBundle) -> None:
+    """Special tokens are no text, so no stop string can be found in what they spell."""
+    model = Model.open(golden_bundle("dspark_vanilla")).stopping_at()
+    forced = SamplingParams(max_new_tokens=4, logit_bias={128: 1e9})
+    endless = model.generate([PROMPTS[1]], forced)[0]
+    assert (endless.token_ids, endless.text, endless.finish_reason) == ([128] * 4, "", "length")
+    ended = model.generate([PROMPTS[1]], forced.model_copy(update=options))[0]
+    assert (ended.token_ids, ended.text, ended.finish_reason) == ([128], "", "stop")
+    assert model.generate([PROMPTS[1]], forced)[0].finish_reason == "length", "one request's stops are its own"
+
+
+def test_stop_token_ids_end_a_block(golden_bundle: GoldenBundle) -> None:
+    """As the model's own stop tokens do, at every slot."""
+    model = Model.open(golden_bundle("dspark_vanilla"))
+    whole = model.stopping_at().generate([PROMPTS[1]], PARAMS[0])[0]
+    for end, token in enumerate(whole.token_ids[:16]):
+        if token not in whole.token_ids[:end]:
+            asked = PARAMS[0].model_copy(update={"stop_token_ids": (token,)})
+            completion = model.stopping_at().generate([PROMPTS[1]], asked)[0]
+            assert outcome(completion) == outcome(model.stopping_at(token).generate([PROMPTS[1]], PARAMS[0])[0])
+            assert len(completion.token_ids) == end + 1
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused(golden_bundle: GoldenBundle) -> None:
+    model = Model.open(golden_bundle("dspark_vanilla")).stopping_at()
+    with pytest.raises(RequestError, match="stop_token_ids names token 160; the vocabulary ends at 159"):
+        model.generate([PROMPTS[1]], SamplingParams(stop_token_ids=(160,)))
 
 
 def test_an_end_at_the_last_token_allowed_counts_as_stop(golden_bundle: GoldenBundle) -> None:

@@ -185,13 +185,67 @@ def test_rendering_equals_transformers(template):
         ([CHATTY, {"role": "user"}], r"message 1 must have the keys 'role' and 'content', not the keys \['role'\]"),
         ([CHATTY | {"contnet": "x"}], "message 0 must have the keys"),
         ([{"role": "user", "content": None}], "the content of message 0 must be a string, not None"),
+        ([{"role": "user", "content": None, "tool_calls": []}], "the content of message 0 must be a string, not None"),
+        ([{"role": "user", "content": 5, "tool_calls": [{}]}], "the content of message 0 must be a string, not 5"),
+        ([CHATTY | {"tool_calls": "f"}], "the tool_calls of message 0 must be a list of objects, not 'f'"),
+        ([CHATTY | {"tool_call_id": 5}], "the tool_call_id of message 0 must be a string, not 5"),
         ([{"role": 1, "content": "x"}], "the role of message 0 must be a string, not 1"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}],
+            "part 1 of the content of message 0 is of type 'image_url'; only text parts are supported",
+        ),
+        ([{"role": "user", "content": ["x"]}], "part 0 of the content of message 0 is 'x'; only text parts"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "the text of part 0 .* must be a string, not None"),
         ([{"role": "robot", "content": "x"}], "the chat template refuses the messages: unknown role robot"),
     ],
 )
 def test_bad_messages_are_refused(messages, message):
     with pytest.raises(RequestError, match=message):
         chat(CHATML, messages)
+
+
+def test_parts_of_text_are_joined():
+    parts = [{"type": "text", "text": "the fox"}, {"type": "text", "text": "sleeps"}]
+    assert chat(CHATML, [{"role": "user", "content": parts}]) == chat(
+        CHATML, [{"role": "user", "content": "the fox sleeps"}]
+    )
+    assert chat("{{ messages[0].content }}.", [{"role": "user", "content": []}]) == "."
+
+
+TOOLS = """{%- for message in messages %}
+    {%- if message.content is none %}null {% endif %}
+    {%- for call in message.tool_calls or [] -%}
+        {{ call.function.name }}({{ call.function.arguments | tojson }})
+    {%- endfor %}
+    {%- if message.role == "tool" %}{{ message.tool_call_id }}={{ message.content }}{% endif %}
+{%- endfor %}"""
+
+
+def test_tool_calls_are_up_to_the_template():
+    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    answer = {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"}
+    for message in (
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "tool_calls": calls},
+    ):
+        assert chat(TOOLS, [CHATTY, message, answer]) == 'null add({"a": 1})c1=2'
+    with pytest.raises(RequestError, match="the chat template refuses the messages"):
+        chat(CHATML, [{"role": "assistant", "content": None, "tool_calls": calls}])
+
+
+def test_tojson_takes_its_arguments_by_position():
+    message = {"b": "é", "a": 1}
+    template = "{{ messages[0].tool_calls[0] | tojson(true, 1, (',', ':'), true) }}"
+    expected = json.dumps(message, ensure_ascii=True, indent=1, separators=(",", ":"), sort_keys=True)
+    assert chat(template, [CHATTY | {"tool_calls": [message]}]) == expected
+
+
+def test_what_a_template_says_can_always_be_written():
+    template = "{{ raise_exception('unknown\n role ' + messages[0].role) }}"
+    with pytest.raises(RequestError) as caught:
+        chat(template, [{"role": "\ud800", "content": "x"}])
+    assert str(caught.value) == "the chat template refuses the messages: unknown role \\ud800"
+    assert str(caught.value).encode()
 
 
 @pytest.mark.parametrize(

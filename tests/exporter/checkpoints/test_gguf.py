@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from dspark.exporter.checkpoints import read_target
 from dspark.exporter.checkpoints.description import Target, TextAssets
 from dspark.exporter.checkpoints.gguf import read_gguf
 from dspark.exporter.checkpoints.gguf_file import read_gguf_file
@@ -160,7 +161,7 @@ def test_a_converted_model_reads_back_as_it_was(case: str, tmp_path: Path) -> No
     assert target.backbone == expected.backbone
     assert (target.family, target.name, target.files) == (config["model_type"], "tiny model", (path,))
     assert (target.vocabulary_size, target.context_length, target.stop_token_ids) == (VOCABULARY, 512, (7,))
-    assert target.text == TextAssets(None, None, {})
+    assert (target.text.tokenizer, target.text.chat_template, target.text.special_tokens) == (None, None, {})
     assert set(target.tensors) == set(tensors)
     for name, tensor in tensors.items():
         assert target.tensors[name].shape == tensor.shape
@@ -372,6 +373,140 @@ def test_every_end_of_turn_stops(tmp_path: Path) -> None:
     assert read_gguf(tmp_path / "model.gguf").stop_token_ids == (3, 7, 9)
 
 
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
+
+
+def vocabulary(**control: int) -> dict[str, Any]:
+    """A tokenizer's metadata in which the given texts are control tokens."""
+    tokens = [f"t{id_}" for id_ in range(VOCABULARY)]
+    types = [int(gguf.TokenType.NORMAL)] * VOCABULARY
+    for text, id_ in control.items():
+        tokens[id_], types[id_] = text, int(gguf.TokenType.CONTROL)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+    }
+
+
+def with_values(path: Path, values: dict[str, Any], **config: Any) -> Path:
+    """A tiny Llama with further metadata."""
+    full = BASE | CASES["llama"] | config
+    writer = start_writer(path, full)
+    for key in values:
+        writer.kv_data[0].pop(key, None)
+    add_values(writer, values)
+    add_tensors(writer, full, hf_tensors(BASE | CASES["llama"]))
+    finish(writer)
+    return path
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_control_token_that_is_called_an_end_stops(text: str, tmp_path: Path) -> None:
+    target = read_gguf(with_values(tmp_path / "model.gguf", vocabulary(**{text: 20, "<|start|>": 21})))
+    assert target.stop_token_ids == (7, 20)
+    (note,) = [note for note in target.notes if note.startswith("texts end at")]
+    assert "7 (eos_token_id of the configuration)" in note
+    assert f"20 ({text!r}, a control token of that name)" in note
+
+
+def test_a_text_that_only_looks_like_an_end_does_not_stop(tmp_path: Path) -> None:
+    values = vocabulary(**{"<|im_end|>": 20})
+    values["tokenizer.ggml.token_type"][20] = int(gguf.TokenType.NORMAL)
+    assert read_gguf(with_values(tmp_path / "model.gguf", values)).stop_token_ids == (7,)
+
+
+def test_a_model_without_stops_says_so(tmp_path: Path) -> None:
+    config = BASE | CASES["llama"]
+    writer = start_writer(tmp_path / "model.gguf", config)
+    writer.kv_data[0].pop("tokenizer.ggml.eos_token_id")
+    add_tensors(writer, config, hf_tensors(config))
+    finish(writer)
+    notes = read_gguf(tmp_path / "model.gguf").notes
+    assert any("no token is known to end a text" in note for note in notes)
+    assert any("has no tokenizer: the bundle takes token ids" in note for note in notes)
+
+
+UNUSED_IDS = [
+    ("padding", {}),
+    ("unknown", {}),
+    ("bos", {"tokenizer.ggml.add_bos_token": False}),
+]
+
+
+@pytest.mark.parametrize("id_", [VOCABULARY, 4294967295])
+@pytest.mark.parametrize(("name", "values"), UNUSED_IDS)
+def test_an_unused_id_outside_the_vocabulary_is_dropped(
+    name: str, values: dict[str, Any], id_: int, tmp_path: Path
+) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    target = read_gguf(with_values(tmp_path / "model.gguf", vocabulary() | values | {key: id_}))
+    assert target.text.special_tokens == {"eos_token": "t7"}
+    assert any(note.startswith(f"{key} is {id_}, but there are 96 tokens; nothing uses it") for note in target.notes)
+
+
+@pytest.mark.parametrize("name", ["eos", "bos"])
+def test_a_used_id_outside_the_vocabulary_is_refused(name: str, tmp_path: Path) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    with pytest.raises(CheckpointError, match=f"{key} is 4294967295, but there are 96 tokens"):
+        read_gguf(with_values(tmp_path / "model.gguf", vocabulary() | {key: 4294967295}))
+
+
+WRONG_TYPES: dict[str, tuple[Any, str]] = {
+    "split.count": ("two", "'two' (str); a whole number is needed"),
+    "general.architecture": (5, "5 (int); a text is needed"),
+    "general.type": (5, "5 (int); a text is needed"),
+    "tokenizer.ggml.model": (5, "5 (int); a text is needed"),
+    "tokenizer.ggml.pre": (5, "5 (int); a text is needed"),
+    "tokenizer.ggml.tokens": (5, "5 (int); a list, each a text, is needed"),
+    "tokenizer.ggml.token_type": ("x", "'x' (str); a list, each a whole number, is needed"),
+    "tokenizer.ggml.merges": ([1, 2], "1 (int); a text is needed"),
+    "tokenizer.ggml.eos_token_id": ([7], "[7] (list); a whole number is needed"),
+    "tokenizer.ggml.bos_token_id": ("7", "'7' (str); a whole number is needed"),
+    "tokenizer.ggml.eot_token_id": (7.5, "7.5 (float); a whole number is needed"),
+    "tokenizer.ggml.padding_token_id": (True, "True (bool); a whole number is needed"),
+    "tokenizer.ggml.add_bos_token": (1, "1 (int); true or false is needed"),
+    "tokenizer.chat_template": (5, "5 (int); a text is needed"),
+    "llama.block_count": ("2", "'2' (str); a whole number is needed"),
+    "llama.attention.head_count": ([4.0, 4.0], "4.0 (float); a whole number is needed"),
+    "llama.attention.layer_norm_rms_epsilon": ("tiny", "'tiny' (str); a number is needed"),
+    "llama.attention.sliding_window": ("wide", "'wide' (str); a whole number is needed"),
+    "llama.rope.freq_base": (False, "False (bool); a number is needed"),
+    "llama.rope.scaling.type": (1, "1 (int); a text is needed"),
+    "general.alignment": ("32", "'32' (str); a whole number is needed"),
+}
+
+
+@pytest.mark.parametrize("key", WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_one_line(key: str, tmp_path: Path) -> None:
+    value, message = WRONG_TYPES[key]
+    path = tmp_path / "model.gguf"
+    with pytest.raises(CheckpointError) as error:
+        read_gguf(with_values(path, vocabulary() | {key: value}))
+    assert str(error.value) == f"{path}: {key} is {message}."
+
+
+@pytest.mark.parametrize("key", ["tokenizer.ggml.scores", "tokenizer.ggml.add_space_prefix"])
+def test_a_sentencepiece_value_of_the_wrong_type_is_one_line(key: str, tmp_path: Path) -> None:
+    values = vocabulary() | {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * VOCABULARY}
+    with pytest.raises(CheckpointError, match=f"{key} is 5 \\(int\\)"):
+        read_gguf(with_values(tmp_path / "model.gguf", values | {key: 5}))
+
+
+@pytest.mark.parametrize("name", ["model.GGUF", "sha256-4d7a214614ab2935", "model"])
+def test_the_first_bytes_decide_what_is_gguf(name: str, tmp_path: Path) -> None:
+    config = BASE | CASES["llama"]
+    target = read_target(write(tmp_path / name, config, hf_tensors(config)))
+    assert target.backbone == hf_target(config, hf_tensors(config)).backbone
+
+
+def test_another_file_is_no_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"model\.bin is not a folder and no GGUF file"):
+        read_target(tmp_path / "model.bin")
+
+
 def test_head_counts_may_be_listed_layer_by_layer(tmp_path: Path) -> None:
     config = BASE | CASES["qwen2"]
     tensors = hf_tensors(config)
@@ -516,7 +651,7 @@ def test_adapters_and_projectors_are_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_type("adapter")
     finish_header(writer)
-    with pytest.raises(CheckpointError, match="'adapter' file"):
+    with pytest.raises(CheckpointError, match=r"'adapter' file.*merge it into its base first"):
         read_gguf(tmp_path / "model.gguf")
 
 
@@ -643,7 +778,7 @@ def test_smollm2_reads_as_the_gguf_package_reads_it(smollm2_gguf: Path) -> None:
     assert (target.family, target.vocabulary_size, target.context_length) == ("llama", 49152, 8192)
     assert (backbone.hidden_size, backbone.intermediate_size, backbone.norm_epsilon) == (576, 1536, 1e-5)
     assert (backbone.head_count, backbone.kv_head_count, backbone.head_dim, len(backbone.layers)) == (9, 3, 64, 30)
-    assert target.stop_token_ids == (2,)
+    assert target.stop_token_ids == (0, 2)  # <|endoftext|> and <|im_end|>
     assert "lm_head.weight" not in target.tensors
     reader = gguf.GGUFReader(smollm2_gguf)
     stored = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}

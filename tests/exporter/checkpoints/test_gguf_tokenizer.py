@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from dspark.exporter.checkpoints import gguf_tokenizer
+from dspark.exporter.checkpoints.description import TextAssets
 from dspark.exporter.checkpoints.gguf_file import read_gguf_file
-from dspark.exporter.checkpoints.gguf_tokenizer import stop_token_ids, text_assets, tokenizer_from_gguf
+from dspark.exporter.checkpoints.gguf_metadata import GgufMetadata
 from dspark.exporter.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
@@ -44,6 +47,18 @@ TEXTS = [
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
     encoded: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return encoded
+
+
+def text_assets(metadata: Mapping[str, Any]) -> TextAssets:
+    return gguf_tokenizer.text_assets(GgufMetadata("model.gguf", metadata))
+
+
+def stop_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    return gguf_tokenizer.stop_token_ids(GgufMetadata("model.gguf", metadata))
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> str:
+    return gguf_tokenizer.tokenizer_from_gguf(GgufMetadata("model.gguf", metadata))
 
 
 def built(metadata: dict[str, Any]) -> Tokenizer:

@@ -90,6 +90,26 @@ def test_shards(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read[name].load(), values)
 
 
+def test_a_leftover_beside_an_index_is_named(tmp_path: Path) -> None:
+    shard(tmp_path, {"model-1.safetensors": {"a": np.zeros(2)}, "model-2.safetensors": {"b": np.zeros(2)}})
+    save_file({"a": np.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"has model\.safetensors with 1 tensors and .*index\.json.* hold 2; remove"
+    ):
+        read_safetensors(tmp_path)
+
+
+def test_a_single_file_beside_an_index_that_agrees_or_is_of_no_use_is_read(tmp_path: Path) -> None:
+    shard(tmp_path, {"model-1.safetensors": {"a": np.zeros(2)}, "model-2.safetensors": {"b": np.zeros(2)}})
+    save_file({"a": np.ones(2), "b": np.ones(2)}, tmp_path / "model.safetensors")
+    tensors, files = read_safetensors(tmp_path)
+    assert files == (tmp_path / "model.safetensors",)
+    np.testing.assert_array_equal(tensors["a"].load(), np.ones(2))
+    (tmp_path / "model-2.safetensors").unlink()
+    save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
+    assert read_safetensors(tmp_path)[0].keys() == {"a"}
+
+
 def test_nothing_but_headers_is_read(tmp_path: Path) -> None:
     """A sparse file of 64 GB is opened at once, and rows are read where they lie."""
     rows, width = 1 << 20, 1 << 14

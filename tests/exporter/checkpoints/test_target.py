@@ -16,7 +16,7 @@ from dspark.exporter.checkpoints.description import Layer, Target, TextAssets
 from dspark.exporter.checkpoints.target import target_from_config
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.errors import CheckpointError
-from tests.exporter.checkpoints.editing import Checkpoint
+from tests.exporter.checkpoints.editing import GOLDEN, Checkpoint
 
 Copy = Callable[[str], Checkpoint]
 Edit = Callable[[Checkpoint], Any]
@@ -76,14 +76,17 @@ def stop_ids(config: Any, generation: Any) -> Edit:
     ("config", "generation", "expected"),
     [
         (129, {"eos_token_id": [7, 129, 3]}, (3, 7, 129)),
-        ([5, 4], {"eos_token_id": 6}, (4, 5, 6)),
+        ([5, 4], {"eos_token_id": 6}, (4, 5, 6, 129)),
         (129, {}, (129,)),
-        (None, {"eos_token_id": 0}, (0,)),
+        (None, {"eos_token_id": 0}, (0, 129)),
         (129, "no file", (129,)),
-        (None, "no file", ()),
+        (128, "no file", (128, 129)),
+        (None, "no file", (129,)),
     ],
 )
-def test_stops_at_the_union(copy: Copy, config: Any, generation: Any, expected: tuple[int, ...]) -> None:
+def test_stops_at_the_union_with_the_tokenizers_end(
+    copy: Copy, config: Any, generation: Any, expected: tuple[int, ...]
+) -> None:
     checkpoint = copy("llama_target")
     stop_ids(config, generation)(checkpoint)
     assert read_target(checkpoint.write()).stop_token_ids == expected
@@ -261,6 +264,35 @@ def test_rotation_tables_and_prefixes_are_dropped(copy: Copy) -> None:
     target = read_target(checkpoint.write())
     assert not any("rotary_emb" in name or name.startswith("model.") for name in target.tensors)
     assert "lm_head.weight" not in target.tensors, "tied, so stored once"
+
+
+def test_a_tied_model_may_hold_its_table_as_lm_head(copy: Copy) -> None:
+    checkpoint = copy("llama_target")
+    checkpoint.rename("model.embed_tokens.weight", "lm_head.weight")
+    target, expected = read_target(checkpoint.write()), read_target(GOLDEN / "llama_target")
+    assert target.tensors.keys() == expected.tensors.keys()
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        np.testing.assert_array_equal(target.tables[name].load(), expected.tables[name].load())
+
+
+def test_swish_is_silu(copy: Copy) -> None:
+    checkpoint = copy("llama_target")
+    checkpoint.config["hidden_act"] = "swish"
+    assert read_target(checkpoint.write()).backbone == read_target(GOLDEN / "llama_target").backbone
+
+
+def test_what_a_user_should_know_is_noted(copy: Copy) -> None:
+    checkpoint = copy("llama_target")
+    checkpoint.config["eos_token_id"] = 128
+    (checkpoint.folder / "generation_config.json").unlink()
+    assert read_target(checkpoint.write()).notes == (
+        "texts end at 128 (eos_token_id of the configuration), 129 ('<eos>', the tokenizer's eos_token)",
+    )
+    (checkpoint.folder / "tokenizer.json").unlink()
+    (checkpoint.folder / "tekken.json").write_text("{}")
+    missing, stops = read_target(checkpoint.folder).notes
+    assert missing.endswith("has no tokenizer.json (tekken.json is not read): the bundle takes token ids, no text")
+    assert stops == "texts end at 128 (eos_token_id of the configuration)"
 
 
 def set_config(**values: Any) -> Edit:

@@ -25,7 +25,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_tokenizer_is_taken_word_for_word(tmp_path: Path) -> None:
-    content = '{"version": "1.0",  "model": {"vocab": {"ä": 0}}}\n'
+    content = '{"version": "1.0",  "model": {"type": "WordLevel", "vocab": {"ä": 0}, "unk_token": "ä"}}\n'
     assert read_text_assets(write(tmp_path, tokenizer_json=content)).tokenizer == content
 
 
