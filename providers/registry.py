@@ -18,12 +18,12 @@ from dspark.providers.descriptions.qnn import QNN
 from dspark.providers.descriptions.vitisai import VITIS_AI
 from dspark.providers.descriptions.webgpu import WEBGPU
 from dspark.providers.errors import ProviderError
+from dspark.providers.names import ENTRY_POINTS
 from dspark.providers.provider import Provider, suggestion
 from dspark.providers.tensorrt.provider import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER
 
-__all__ = ["ENTRY_POINTS", "PROVIDERS", "added_providers", "find_provider"]
+__all__ = ["PROVIDERS", "added_providers", "find_provider"]
 
-ENTRY_POINTS = "dspark.providers"
 PROVIDERS: tuple[Provider, ...] = (
     CPU,
     CUDA,
