@@ -1,8 +1,9 @@
 """Tables of text, for the terminal and for reports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -10,6 +11,10 @@ from rich.table import Table
 __all__ = ["ABSENT", "TextTable", "show_tables"]
 
 ABSENT = "–"
+FRAME = 3
+"""Characters that a column's padding and border take; the table has one border more."""
+NAMES_SHARE = 1 / 3
+"""Names take this part of the width at most, if not everything fits beside them; longer ones go on in the next line."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,46 @@ class TextTable:
 
 
 def show_tables(tables: Sequence[TextTable], console: Console) -> None:
-    """Prints tables."""
-    for text in tables:
-        table = Table(title=text.title, title_justify="left")
-        for index, column in enumerate(text.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for index, row in enumerate(text.rows):
-            table.add_row(*map(escape, row), end_section=text.summary and index == len(text.rows) - 2)
-        console.print(table)
+    """Prints tables; one that is wider than the console goes on below, so that no figure is cut."""
+    for table in tables:
+        for part, columns in enumerate(_parts(table, console.width)):
+            console.print(_drawn(table, columns, f"{table.title}, continued" if part else table.title))
+
+
+def _parts(table: TextTable, width: int) -> Iterator[dict[int, int]]:
+    """The columns of each part and their widths; every part begins with the names."""
+    widths = [
+        max(_longest_word(head), *(cell_len(row[index]) for row in table.rows), 0)
+        for index, head in enumerate(table.columns)
+    ]
+    if _total(widths) > width:
+        widths[0] = min(widths[0], max(_longest_word(table.columns[0]), int(width * NAMES_SHARE)))
+    room = width - _total([widths[0], 0])
+    part = {0: widths[0]}
+    for index, wanted in enumerate(widths[1:], start=1):
+        each = min(wanted, room)  # a longer cell has several figures, and goes on in the next line
+        if len(part) > 1 and _total([*part.values(), each]) > width:
+            yield part
+            part = {0: widths[0]}
+        part[index] = each
+    yield part
+
+
+def _drawn(text: TextTable, columns: dict[int, int], title: str) -> Table:
+    table = Table(title=escape(title), title_justify="left")
+    for index, width in columns.items():
+        table.add_column(
+            escape(text.columns[index]), justify="right" if index else "left", min_width=width, overflow="fold"
+        )
+    for place, row in enumerate(text.rows):
+        last = text.summary and place == len(text.rows) - 2
+        table.add_row(*(escape(row[index]) for index in columns), end_section=last)
+    return table
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + FRAME * len(widths) + 1
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)

@@ -30,9 +30,9 @@ from dspark.runtime.evaluation.figures import (
     sweep_figures,
 )
 from dspark.runtime.scheduling.scheduler import Batch, ThresholdScheduler
-from tests.runtime.command_line import Run
 from tests.runtime.evaluation.test_calibration import calibrated
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
+from tests.support.command_line import Run
 
 GoldenBundle = Callable[[str], Path]
 Pairs = list[tuple[int, int]]
@@ -448,7 +448,8 @@ def test_matplotlib_is_asked_for_before_any_work(
         ("eagle3", ["--scheduler", "threshold"], "scheduler 'threshold' needs a confidence head"),
         ("eagle3", ["--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         ("eagle3", ["--max-new-tokens", "2"], "max_new_tokens is 2; to draft at all takes 3"),
-        ("eagle3", ["--max-new-tokens", "600"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens 600"),
+        ("eagle3", ["--max-new-tokens", "600"], "max_new_tokens is 600; the limit is 512 with the prompt"),
+        ("eagle3", ["--max-new-tokens", "500"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens 500"),
         ("eagle3", ["--samples", "0"], "samples is 0; it must be at least 1"),
         ("eagle3", ["--seed", "-1"], "seed = -1: must be greater than or equal to 0"),
         ("eagle3", ["--temperature", "-1"], "temperature = -1.0: must be greater than or equal to 0"),
@@ -461,7 +462,11 @@ def test_matplotlib_is_asked_for_before_any_work(
         ("eagle3", ["--input", "damaged.jsonl"], "damaged.jsonl: line 2 is not JSON"),
         ("eagle3", ["--input", "wrong.jsonl"], "wrong, row 1: a row must have exactly one of prompt"),
         ("eagle3", ["--report", "empty.jsonl"], "--report empty.jsonl: "),
-        ("eagle3", ["--report", "empty.jsonl/report"], "empty.jsonl is no folder that can be written"),
+        (
+            "eagle3",
+            ["--report", "empty.jsonl/report"],
+            ": cannot be written: empty.jsonl is no folder",
+        ),
     ],
 )
 def test_evaluate_refuses(

@@ -25,8 +25,8 @@ from dspark.runtime.evaluation.quality import Comparison, PositionScores, qualit
 from dspark.runtime.evaluation.tables import comparison_tables
 from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
-from tests.runtime.command_line import Result, Run
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
+from tests.support.command_line import Result, Run
 
 GoldenBundle = Callable[[str], Path]
 Compare = Callable[..., Result]
@@ -322,9 +322,10 @@ def test_another_tokenizer_is_refused(
             ["--max-new-tokens", "90"],
             "first, row 0: the prompt's 24 tokens and max_new_tokens 90 make 114; the limit is",
         ),
-        (["--threads", "9999"], "threads is 9999"),
+        (["--max-new-tokens", "100"], "short: max_new_tokens is 100; the limit is 100 with the prompt"),
+        (["--max-new-tokens", "9", "--threads", "9999"], "threads is 9999"),
         (["--input", "/no/such/file.jsonl"], "/no/such/file.jsonl: cannot be read"),
-        (["--reference", "/no/such/bundle"], "/no/such/bundle: no bundle here"),
+        (["--max-new-tokens", "9", "--reference", "/no/such/bundle"], "/no/such/bundle: no bundle here"),
     ],
 )
 def test_compare_refuses(
