@@ -22,7 +22,7 @@ from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
 from tests.providers.fake_onnxruntime import FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
 from tests.providers.test_compiled_models import MINE
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dspark.providers import ON_CPU, Choice, ProviderError, Selection, Session, 
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.fixed_shapes import FixedShapeSession, graph_dimensions
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DRAFTERS = ["dspark_vanilla", "dspark_gated", "dflash", "speculators_dspark", "eagle3"]
