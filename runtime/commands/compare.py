@@ -8,6 +8,7 @@ from rich.console import Console
 
 from dspark.runtime.commands.checks import check_options
 from dspark.runtime.commands.options import (
+    PROMPTS,
     AllowFallback,
     BundleArgument,
     FirstSeed,
@@ -28,7 +29,10 @@ __all__ = ["compare"]
 
 def compare(
     bundle: BundleArgument,
-    reference: Annotated[Path, typer.Option(help="The bundle that it is judged by, such as the one in fp32.")],
+    reference: Annotated[
+        Path,
+        typer.Option(help="The bundle that it is judged by, such as the one in fp32.", rich_help_panel=PROMPTS),
+    ],
     input: Inputs,  # noqa: A002 - the option's name
     more: MoreInputs = None,
     temperature: Temperature = 0.0,

@@ -43,20 +43,22 @@ def show_tables(tables: Sequence[TextTable], console: Console) -> None:
 
 def _parts(table: TextTable, width: int) -> Iterator[dict[int, int]]:
     """The columns of each part and their widths; every part begins with the names."""
-    widths = [
-        max(_longest_word(head), *(cell_len(row[index]) for row in table.rows), 0)
-        for index, head in enumerate(table.columns)
-    ]
-    if _total(widths) > width:
-        widths[0] = min(widths[0], max(_longest_word(table.columns[0]), int(width * NAMES_SHARE)))
-    room = width - _total([widths[0], 0])
-    part = {0: widths[0]}
-    for index, wanted in enumerate(widths[1:], start=1):
-        each = min(wanted, room)  # a longer cell has several figures, and goes on in the next line
-        if len(part) > 1 and _total([*part.values(), each]) > width:
+    cells = [max((cell_len(row[index]) for row in table.rows), default=0) for index in range(len(table.columns))]
+    whole = [max(cell_len(head), longest) for head, longest in zip(table.columns, cells, strict=True)]
+    if _total(whole) <= width:
+        yield dict(enumerate(whole))
+        return
+    # Heads are broken between words, names anywhere; a cell that is still too long has several figures.
+    narrow = [max(_longest_word(head), longest) for head, longest in zip(table.columns, cells, strict=True)]
+    names = min(narrow[0], max(_longest_word(table.columns[0]), int(width * NAMES_SHARE)))
+    room = width - _total([names, 0])
+    part = {0: names}
+    for index, wanted in enumerate(narrow[1:], start=1):
+        column = min(wanted, room)
+        if len(part) > 1 and _total([*part.values(), column]) > width:
             yield part
-            part = {0: widths[0]}
-        part[index] = each
+            part = {0: names}
+        part[index] = column
     yield part
 
 
@@ -64,7 +66,7 @@ def _drawn(text: TextTable, columns: dict[int, int], title: str) -> Table:
     table = Table(title=escape(title), title_justify="left")
     for index, width in columns.items():
         table.add_column(
-            escape(text.columns[index]), justify="right" if index else "left", min_width=width, overflow="fold"
+            escape(text.columns[index]), justify="right" if index else "left", width=width, overflow="fold"
         )
     for place, row in enumerate(text.rows):
         last = text.summary and place == len(text.rows) - 2

@@ -29,10 +29,12 @@ from dspark.runtime.evaluation.figures import (
     macro_average,
     sweep_figures,
 )
+from dspark.runtime.evaluation.tables import evaluation_tables
 from dspark.runtime.scheduling.scheduler import Batch, ThresholdScheduler
 from tests.runtime.evaluation.test_calibration import calibrated
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
 from tests.support.command_line import Run
+from tests.support.table_cells import table_cells
 
 GoldenBundle = Callable[[str], Path]
 Pairs = list[tuple[int, int]]
@@ -333,6 +335,23 @@ def test_tables(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     alone = run("evaluate", golden_bundle("eagle3"), "--input", files[0], "--max-new-tokens", "9").out
     assert "macro average" not in alone
     assert "ROC-AUC" not in alone
+
+
+def test_tables_at_80_columns(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
+    """Confidence by position has many columns; speeds differ from run to run."""
+    files = dataset_files(tmp_path, "dspark_vanilla")
+    arguments = ["evaluate", golden_bundle("dspark_vanilla"), "--input", files[0], "--input", files[1]]
+    evaluation = Evaluation.model_validate_json(run(*arguments, "--json").out)
+    shown = run(*arguments, columns=80).out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    found = table_cells(shown)
+    for table in evaluation_tables(evaluation):
+        for row in table.rows:
+            for head, cell in zip(table.columns[1:], row[1:], strict=True):
+                assert (row[0], head) in found
+                if table.title in ("Acceptance", "Confidence by position, all datasets together"):
+                    assert found[row[0], head] == cell
 
 
 class Page(HTMLParser):

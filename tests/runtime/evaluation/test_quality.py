@@ -27,6 +27,7 @@ from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
 from tests.support.command_line import Result, Run
+from tests.support.table_cells import table_cells
 
 GoldenBundle = Callable[[str], Path]
 Compare = Callable[..., Result]
@@ -37,8 +38,8 @@ DATASETS = {"first": [0, 1, 2], "last": [3, 4]}
 
 @pytest.fixture
 def compare(run: Run) -> Compare:
-    return lambda candidate, reference, *arguments: run(
-        "compare", candidate, "--threads", "1", "--reference", reference, *arguments
+    return lambda candidate, reference, *arguments, **options: run(
+        "compare", candidate, "--threads", "1", "--reference", reference, *arguments, **options
     )
 
 
@@ -228,6 +229,26 @@ def test_the_tables_fit_a_terminal() -> None:
     show_tables([table], Console(file=screen, width=100))
     shown = [line.replace("│", " ").split() for line in screen.getvalue().splitlines() if "12,345" in line]
     assert shown == table.rows  # nothing is broken over lines or cut
+    screen = io.StringIO()
+    show_tables([table], Console(file=screen, width=80))
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
+    assert table_cells(screen.getvalue()) == {
+        (row[0], head): cell for row in table.rows for head, cell in zip(table.columns[1:], row[1:], strict=True)
+    }
+
+
+def test_compare_at_80_columns(compare: Compare, golden_bundle: GoldenBundle, files: Sequence[Path]) -> None:
+    sides = (golden_bundle("eagle3"), golden_bundle("dflash"))
+    arguments = ("--input", *files, "--max-new-tokens", "12")
+    comparison = Comparison.model_validate_json(compare(*sides, *arguments, "--json").out)
+    shown = compare(*sides, *arguments, columns=80).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert table_cells(shown) == {
+        (row[0], head): cell
+        for table in comparison_tables(comparison)
+        for row in table.rows
+        for head, cell in zip(table.columns[1:], row[1:], strict=True)
+    }
 
 
 # --- figures ---
