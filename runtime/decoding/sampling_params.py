@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from dspark.runtime.bundle.contract import GREEDY_TEMPERATURE
 from dspark.runtime.errors import RequestError
@@ -41,6 +41,9 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
         logit_bias: Token id → value added to its logit.
         stop: Strings that end the text; a single string is accepted.
         seed: Fixes every draw of the request; None draws a new one.
+
+    Raises:
+        RequestError: An option does not exist or its value is not allowed; names each of them.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 128
@@ -72,8 +75,14 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
         Raises:
             RequestError: An option does not exist or its value is not allowed; names each of them.
         """
+        return cls.model_validate(dict(base) | dict(overrides))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, options: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Says in the project's own words what is wrong."""
         try:
-            return cls.model_validate(dict(base) | dict(overrides))
+            return validate(options)
         except ValidationError as error:
             raise RequestError("; ".join(map(_explain, error.errors(include_url=False)))) from error
 

@@ -88,7 +88,7 @@ class SpeculationOptions:
         threshold = DEFAULT_THRESHOLD if self.confidence_threshold is None else self.confidence_threshold
         if name not in (None, *get_args(SchedulerName)):
             raise RequestError(f"scheduler is {name!r}; there are {', '.join(get_args(SchedulerName))}")
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise RequestError(f"confidence_threshold is {threshold}; it is a probability from 0 to 1")
         if drafter is None:
             if name not in (None, "off"):
@@ -98,7 +98,7 @@ class SpeculationOptions:
                     raise RequestError(f"{option} needs a drafter, and this bundle has none; leave it out")
             return None
         most = drafter.draft_length if self.max_draft_tokens is None else self.max_draft_tokens
-        if not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
             raise RequestError(f"max_draft_tokens is {most}; this drafter allows 1 to {drafter.draft_length}")
         if name is None:
             name = "hardware" if manifest.shapes is None else "fixed"

@@ -23,17 +23,18 @@ from tests.support.command_line import Run
     ],
 )
 def test_without_a_drafter_nothing_can_be_said_of_drafts(
-    option: str, value: str, name: str, run: Run, golden_bundle: GoldenBundle
+    option: str, value: str, name: str, run: Run, chat_bundle: GoldenBundle
 ) -> None:
     """But by a serving profile, which many bundles share."""
-    bundle = golden_bundle("qwen3_target")
+    bundle = chat_bundle("qwen3_target")
     for command in (["generate", "--prompt", "x"], ["chat"], ["bench"], ["bench", "--profile-graph"]):
         result = run(command[0], bundle, *command[1:], option, value)
         assert (result.code, result.out.strip()) == (1, "")
         advice = "leave the scheduler (--scheduler) out, which works with every bundle"
         advice = advice if option == "--scheduler" else "leave it out"
         assert result.error == f"error: {bundle}: {name} needs a drafter, and this bundle has none; {advice}\n"
-    assert run("generate", bundle, "--prompt", "tead ", "--profile", "flash", "--max-new-tokens", "6").out == "in the\n"
+    arguments = ["--prompt", "tead ", "--raw", "--profile", "flash", "--max-new-tokens", "6"]
+    assert run("generate", bundle, *arguments).out == "in the\n"
 
 
 @pytest.mark.parametrize(
