@@ -19,11 +19,11 @@ from dspark.providers.descriptions.tensorrt import TENSORRT, TENSORRT_RTX
 from dspark.providers.descriptions.vitisai import VITIS_AI
 from dspark.providers.descriptions.webgpu import WEBGPU
 from dspark.providers.errors import ProviderError
+from dspark.providers.names import ENTRY_POINTS
 from dspark.providers.provider import Provider, suggestion
 
-__all__ = ["ENTRY_POINTS", "PROVIDERS", "added_providers", "find_provider"]
+__all__ = ["PROVIDERS", "added_providers", "find_provider"]
 
-ENTRY_POINTS = "dspark.providers"
 PROVIDERS: tuple[Provider, ...] = (
     CPU,
     CUDA,

@@ -75,11 +75,14 @@ class Selection:
         no text is for run on the CPU.
 
         Raises:
-            ProviderError: As ``Choice.parse``, or there is no such graph.
+            ProviderError: As ``Choice.parse``, it is no text, or there is no such graph.
         """
+        listed = [texts] if isinstance(texts, str) else texts
+        if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
+            raise ProviderError(f"provider is {texts!r}; it must be [GRAPH=]NAME[:key=value,…], or several of these")
         others: list[Choice] = []
         graphs: dict[str, tuple[Choice, ...]] = {}
-        for text in [texts] if isinstance(texts, str) else texts:
+        for text in listed:
             before, equals, rest = text.partition("=")
             if not equals or ":" in before:
                 others.append(Choice.parse(text))

@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import closing
 from itertools import takewhile
 
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.cache.key_value_cache import KeyValueCache
 from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
@@ -24,10 +25,12 @@ class Conversation:
         reused_tokens: Prompt tokens of the last turn that were in the cache already.
 
     Raises:
-        RequestError: The bundle has no chat template.
+        RequestError: The bundle has no chat template, or an argument is of another type.
     """
 
     def __init__(self, inference: DSparkInference, system: str | None = None) -> None:
+        check_argument("inference", inference, DSparkInference, "a loaded bundle")
+        check_argument("system", system, (str, type(None)), "text")
         if inference.text is None or not inference.text.has_chat_template:
             raise RequestError("this bundle has no chat template, which a conversation needs; use generate")
         self.messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
@@ -43,9 +46,10 @@ class Conversation:
         does not count.
 
         Raises:
-            RequestError: The conversation no longer fits the context, or the template refuses it.
+            RequestError: The conversation no longer fits the context, the template refuses it, or it is no text.
             NumericalError: The model returned values that are not finite.
         """
+        check_argument("text", text, str, "text")
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt_ids = self._inference.encode(asked)
         prefix = self._prefix(prompt_ids)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.cache.key_value_cache import KeyValueCache
 from dspark.runtime.costs.table import CostTable
@@ -110,9 +111,7 @@ class DSparkInference:
             ProviderError: The provider is unknown, not installed, or cannot run the bundle.
             RequestError: An option does not fit the bundle, or the profile is refused.
         """
-        _require("bundle", bundle, (Path, str), "a folder's path")
-        _require("options", options, (SpeculationOptions, type(None)), "SpeculationOptions(…)")
-        _require("profile", profile, (Path, str, type(None)), "a name or a YAML file's path")
+        check_argument("options", options, (SpeculationOptions, type(None)), "SpeculationOptions(…)")
         host = HostOptions.parse(provider, allow_fallback=allow_fallback, threads=threads)
         speculation = options or SpeculationOptions()
         use = ServingOptions(speculation, batch_size, max_sequence_length, find_profile(profile), shared)
@@ -183,7 +182,7 @@ class DSparkInference:
         """
         if isinstance(prompts, str):
             raise RequestError("prompts must be a list of prompts; this is a single text")
-        _require("prompts", prompts, (Sequence,), "a list of prompts")
+        check_argument("prompts", prompts, Sequence, "a list of prompts")
         if isinstance(params, str) or not isinstance(params, Sequence):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -259,13 +258,3 @@ class DSparkInference:
         finally:
             for request in requests:
                 engine.cancel(request)
-
-
-def _require(name: str, value: Any, kinds: tuple[type, ...], wanted: str) -> None:
-    """Refuses an argument of a wrong type.
-
-    Raises:
-        RequestError: It has none of the types.
-    """
-    if not isinstance(value, kinds):
-        raise RequestError(f"{name} is {value!r}; it must be {wanted}")

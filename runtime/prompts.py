@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.cache.key_value_cache import KeyValueCache
 from dspark.runtime.decoding.acceptance import Sampler
@@ -90,8 +91,7 @@ class PromptReader:
         """
         if priority not in get_args(Priority):
             raise RequestError(f"priority is {priority!r}; there are {' and '.join(get_args(Priority))}")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise RequestError(f"params is {params!r}; it must be SamplingParams(…)")
+        check_argument("params", params, (SamplingParams, type(None)), "SamplingParams(…)")
         params = params or SamplingParams()
         prompt_ids = self.encode(prompt, raw=raw)
         size = self._vocabulary_size

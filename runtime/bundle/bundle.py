@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.providers.engine_key import ENGINES, EngineKey
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.hashing import hash_file
 from dspark.runtime.bundle.manifest import FileInfo, Manifest, read_manifest
 from dspark.runtime.errors import BundleError
@@ -44,7 +45,9 @@ class Bundle:
         Raises:
             BundleError: The folder is no bundle, has another schema version, or files are missing, short or altered.
             ProviderError: A compiled graph is not this bundle's.
+            RequestError: ``path`` is no path.
         """
+        check_argument("bundle", path, (str, Path), "a folder's path")
         path = Path(path)
         bundle = cls(path, read_manifest(path))
         bundle._check_sizes()

@@ -4,40 +4,35 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from dspark.runtime.costs.measure import Profile, outliers
 from dspark.runtime.reports.pictures import picture
+from dspark.runtime.reports.tables import ABSENT, TextTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_profile", "show_profile"]
+__all__ = ["draw_profile", "profile_tables"]
 
 
-def show_profile(profile: Profile, console: Console) -> None:
-    """Prints medians, ranges and outliers in milliseconds."""
-    columns = ("requests", "context", "tokens", "median ms", "least", "most", "steps/s", "outliers")
-    table = Table(title="Steps", title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right")
-    shapes = sorted(profile.steps)
-    for index, shape in enumerate(shapes):
-        times, tokens = profile.steps[shape], shape.requests * shape.tokens
-        table.add_row(
-            *(str(shape.requests), str(shape.context_length), str(tokens), *_times(times)),
-            *(f"{1 / median(times):.1f}", _outliers(times)),
-            end_section=index + 1 == len(shapes) or shapes[index + 1].requests != shape.requests,
-        )
-    console.print(table)
-    table = Table(title="Drafts", title_justify="left")
-    for column in ("requests", "context", "median ms", "least", "most", "outliers"):
-        table.add_column(column, justify="right")
-    for (context, requests), times in sorted(profile.drafts.items()):
-        table.add_row(str(requests), str(context), *_times(times), _outliers(times))
-    console.print(table)
+def profile_tables(profile: Profile) -> list[TextTable]:
+    """Medians, ranges and outliers in milliseconds."""
+    steps = [
+        [
+            *(str(shape.requests), str(shape.context_length), str(shape.requests * shape.tokens)),
+            *(*_times(times), f"{1 / median(times):.1f}", _outliers(times)),
+        ]
+        for shape, times in sorted(profile.steps.items())
+    ]
+    drafts = [
+        [str(requests), str(context), *_times(times), _outliers(times)]
+        for (context, requests), times in sorted(profile.drafts.items())
+    ]
+    measured = ["median ms", "least", "most"]
+    return [
+        TextTable("Steps", ["requests", "context", "tokens", *measured, "steps/s", "outliers"], steps),
+        TextTable("Drafts", ["requests", "context", *measured, "outliers"], drafts),
+    ]
 
 
 def _times(times: list[float]) -> list[str]:
@@ -45,7 +40,7 @@ def _times(times: list[float]) -> list[str]:
 
 
 def _outliers(times: list[float]) -> str:
-    return ", ".join(f"{1e3 * time:.2f}" for time in sorted(outliers(times))) or "–"
+    return ", ".join(f"{1e3 * time:.2f}" for time in sorted(outliers(times))) or ABSENT
 
 
 def draw_profile(profile: Profile) -> bytes:

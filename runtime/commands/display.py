@@ -18,8 +18,8 @@ __all__ = ["key_value_table", "show_bundle", "show_engines", "show_placement", "
 def key_value_table(title: str, rows: dict[str, object]) -> Table:
     """A table of names and values."""
     table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, escape(str(value)))
     return table
@@ -62,9 +62,9 @@ def show_bundle(manifest: Manifest, calibration: Calibration | None, console: Co
                 },
             )
         )
-    files = Table("File", "Megabytes", "SHA-256", title="Files", title_justify="left")
+    files = _table("Files", "File", "Megabytes", "SHA-256, first 16")
     for name, info in manifest.files.items():
-        files.add_row(escape(name), f"{info.bytes / 1e6:,.1f}", info.sha256[:16] + "…")
+        files.add_row(escape(name), f"{info.bytes / 1e6:,.1f}", info.sha256[:16])
     console.print(files)
     precision = ", ".join(f"{graph} {kind}" for graph, kind in manifest.precision.items())
     made_by = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
@@ -75,7 +75,7 @@ def show_engines(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints a table of what was compiled ahead of time, if there is any."""
     if not rows:
         return
-    table = Table("Graph", "Provider", "Device", "Version", "Shapes", title="Compiled", title_justify="left")
+    table = _table("Compiled", "Graph", "Provider", "Device", "Version", "Shapes")
     for row in rows:
         shapes = "\n".join(f"{name}: {_ranges(ranges)}" for name, ranges in row["profiles"].items())
         table.add_row(row["of"], *(escape(row[key]) for key in ("backend", "device", "version")), escape(shapes))
@@ -84,8 +84,8 @@ def show_engines(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 def show_providers(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints a table of providers, the ones that can be used first."""
-    table = Table("Provider", "Devices", "Load", "Precisions", "Shapes", title="Usable", title_justify="left")
-    missing = Table("Provider", "Precisions", "Why not", title="Not usable here", title_justify="left")
+    table = _table("Usable", "Provider", "Devices", "Load", "Precisions", "Shapes")
+    missing = _table("Not usable here", "Provider", "Precisions", "Why not")
     for row in rows:
         name, precisions = escape(row["name"]), ", ".join(row["precisions"])
         if row["problem"] is None:
@@ -100,13 +100,21 @@ def show_providers(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 def show_placement(nodes: Mapping[str, Sequence[PlacedNode]], console: Console) -> None:
     """Prints how many nodes of each graph run where, and which kinds."""
-    table = Table("Graph", "Runs on", "Nodes", "Operators", title="Placement", title_justify="left")
+    table = _table("Placement", "Graph", "Runs on", "Nodes", "Operators")
     for graph, placed in nodes.items():
         for provider in dict.fromkeys(node.provider for node in placed):
             operators = Counter(node.operator for node in placed if node.provider == provider)
             kinds = ", ".join(f"{name} {count}" for name, count in operators.most_common())
             table.add_row(graph, provider, f"{operators.total():,}", kinds)
     console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose cells go on in the next line where they are too long."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _load(load: Mapping[str, Any]) -> str:

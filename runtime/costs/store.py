@@ -1,16 +1,18 @@
-"""``cost/<device>.json``: the tables that were measured for a bundle, and which one holds here."""
+"""``cost/<device>.json``: the tables that were measured for a bundle, and which one holds here.
+
+A brief measurement has a file of its own beside it, ``<device>.brief.json``: it may be for more requests.
+"""
 
 import os
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from dspark.providers import Provider, Selection
 from dspark.providers.errors import one_line
 from dspark.providers.host import onnxruntime_version, processor
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.calibration import confidence_files
-from dspark.runtime.bundle.files import write_whole
+from dspark.runtime.bundle.files import check_writable, write_whole
 from dspark.runtime.bundle.versioned_file import read_versioned
 from dspark.runtime.costs.table import COST_VERSION, CostKey, CostTable
 from dspark.runtime.errors import BundleError, RequestError
@@ -40,22 +42,24 @@ def cost_key(bundle: Bundle, provider: Provider | Selection, threads: int | None
     )
 
 
-def cost_file(bundle: Bundle, key: CostKey) -> Path:
+def cost_file(bundle: Bundle, key: CostKey, *, brief: bool = False) -> Path:
     """Where the table of this key lies."""
-    return bundle.file(COST_FOLDER) / key.file_name
+    file = bundle.file(COST_FOLDER) / key.file_name
+    return file.with_suffix(".brief.json") if brief else file
 
 
-def read_costs(bundle: Bundle, key: CostKey) -> CostTable | None:
-    """Reads the table that was measured on this device; None if there is none.
+def read_costs(bundle: Bundle, key: CostKey, *, brief: bool = False) -> CostTable | None:
+    """Reads a table that was measured on this device; None if there is none.
 
     Args:
         bundle: The bundle.
         key: What it has to hold for.
+        brief: Whether it is the brief one.
 
     Raises:
         BundleError: The file is damaged, of another version, or holds for something else.
     """
-    file = cost_file(bundle, key)
+    file = cost_file(bundle, key, brief=brief)
     table = read_versioned(file, CostTable, COST_VERSION)
     if table is None:
         return None
@@ -67,7 +71,7 @@ def read_costs(bundle: Bundle, key: CostKey) -> CostTable | None:
 
 
 def write_costs(bundle: Bundle, table: CostTable, picture: bytes | None = None) -> Path:
-    """Writes a table into the bundle and returns where.
+    """Writes a table into the bundle, where it replaces one that was measured as thoroughly, and returns where.
 
     Args:
         bundle: The bundle.
@@ -77,7 +81,7 @@ def write_costs(bundle: Bundle, table: CostTable, picture: bytes | None = None) 
     Raises:
         OSError: It cannot be written.
     """
-    file = cost_file(bundle, table.key)
+    file = cost_file(bundle, table.key, brief=table.brief)
     file.parent.mkdir(exist_ok=True)
     write_whole(file, f"{table.model_dump_json(indent=2)}\n".encode())
     drawn = file.with_suffix(".png")
@@ -96,9 +100,7 @@ def check_cost_folder(bundle: Bundle) -> None:
     """
     folder = bundle.file(COST_FOLDER)
     try:
-        folder.mkdir(exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        check_writable(folder, ["table.json"])
     except OSError as error:
         raise RequestError(f"{folder}: cannot be written: {one_line(error)}; nothing was measured") from error
 

@@ -116,7 +116,7 @@ class CostTable(_Model):
 
     Attributes:
         key: What it holds for.
-        brief: Whether little time was spent on it; another brief measurement may then take its place.
+        brief: Whether little time was spent on it; it then lies beside the thorough one, if there is one.
         max_batch_tokens: The largest N of a step.
         curves: Steps, at the smallest context for 1 request and more, at longer ones for 1 request.
         draft_curves: Drafts, at the smallest context for 1 request and more, maybe at a longer one for 1 request.

@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from dspark.runtime.bundle.contract import GREEDY_TEMPERATURE
 from dspark.runtime.errors import RequestError
@@ -42,6 +42,9 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
         stop: Strings that end the text; a single string is accepted. One that is a special token ends it by its id.
         stop_token_ids: Further tokens that end the text.
         seed: Fixes every draw of the request; None draws a new one.
+
+    Raises:
+        RequestError: An option does not exist or its value is not allowed; names each of them.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 128
@@ -77,8 +80,14 @@ class SamplingParams(BaseModel, frozen=True, extra="forbid", strict=True, allow_
         """
         optional = {name for name, field in cls.model_fields.items() if field.default is not None}
         given = {name: value for name, value in overrides.items() if value is not None or name not in optional}
+        return cls.model_validate(dict(base) | given)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, options: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Says in the project's own words what is wrong."""
         try:
-            return cls.model_validate(dict(base) | given)
+            return validate(options)
         except ValidationError as error:
             raise RequestError("; ".join(map(_explain, error.errors(include_url=False)))) from error
 

@@ -1,6 +1,5 @@
 """An evaluation as a folder: ``evaluation.json``, pictures, and one page that shows all of it without a network."""
 
-import os
 from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
@@ -11,36 +10,23 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from jinja2 import Environment, StrictUndefined
 
 from dspark.runtime.bundle.files import write_whole
-from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.evaluator import Evaluation
 from dspark.runtime.evaluation.figures import ReliabilityBins, Scaling
 from dspark.runtime.evaluation.metrics import BINS
 from dspark.runtime.evaluation.tables import evaluation_tables
-from dspark.runtime.reports.pictures import can_draw, picture
+from dspark.runtime.reports.pictures import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_report", "write_report"]
+__all__ = ["REPORT_FILES", "write_report"]
 
 Draw: TypeAlias = "Callable[[Evaluation, Figure], None]"
 
+REPORT_FILES = ("evaluation.json", "acceptance.png", "reliability.png", "threshold.png", "index.html")
 LINES: dict[Scaling, str] = {"raw": "--", "calibrated": "-"}
 LABELS: dict[Scaling, str] = {"raw": "as the head gives it", "calibrated": "calibrated"}
-
-
-def check_report(folder: Path) -> None:
-    """Makes sure that a report can be written, before there is anything to write.
-
-    Raises:
-        RequestError: matplotlib is missing, or the folder is a file or cannot be written.
-    """
-    if not can_draw():
-        raise RequestError("--report needs matplotlib: pip install 'dspark-onnx[report]'")
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise RequestError(f"--report {folder}: {existing} is no folder that can be written")
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:

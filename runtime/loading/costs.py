@@ -36,24 +36,31 @@ def find_costs(
     if plan is None or not plan.needs_costs:
         return None
     key = cost_key(bundle, provider, threads)
-    try:
-        table = read_costs(bundle, key)
-    except BundleError as error:
-        notify(f"{error}; measuring anew")
-        table = None
-    if table is not None and table.max_requests >= requests:
-        return table
-    if table is not None:
+    found, problems = [], []
+    for brief in (False, True):
+        try:
+            table = read_costs(bundle, key, brief=brief)
+        except BundleError as error:
+            problems.append(f"{error}; measuring anew")
+            continue
+        if table is not None and table.max_requests >= requests:
+            return table
+        if table is not None:
+            found.append(table)
+    for problem in problems:
+        notify(problem)
+    if found:
+        largest = max(found, key=lambda table: table.max_requests)
         notify(
-            f"{cost_file(bundle, key)}: was measured with {table.max_requests} requests at most; there can be "
-            f"{requests}; measuring briefly for now (dspark-run profile --max-requests {requests} does for good)"
+            f"{cost_file(bundle, key, brief=largest.brief)}: was measured with {largest.max_requests} requests at "
+            f"most; there can be {requests}; measuring briefly for now (dspark-run profile --max-requests {requests} "
+            "does for good)"
         )
     else:
-        notify(f"Measuring briefly what steps cost on this device: {cost_file(bundle, key)}")
+        notify(f"Measuring briefly what steps cost on this device: {cost_file(bundle, key, brief=True)}")
     measured = measure(bundle, graphs(), brief_grid(requests, plan.draft_length)).table(key, brief=True)
-    if table is None or table.brief:
-        try:
-            write_costs(bundle, measured)
-        except OSError as error:
-            notify(f"The measurement cannot be kept: {error}")
+    try:
+        write_costs(bundle, measured)
+    except OSError as error:
+        notify(f"The measurement cannot be kept: {error}")
     return measured

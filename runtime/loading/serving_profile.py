@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from dspark.configs import serving_profiles
 from dspark.providers.errors import one_line
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.manifest import Manifest
 from dspark.runtime.engine.settings import EngineSettings
 from dspark.runtime.errors import RequestError
@@ -231,6 +232,7 @@ def find_profile(name: Path | str | None) -> ServingProfile:
     """
     if name is None:
         return ShortProfile()
+    check_argument("profile", name, (str, Path), f"the name of a profile ({', '.join(serving_profiles())}) or a file")
     import yaml  # only profiles need it
 
     shipped, path = serving_profiles(), Path(name)

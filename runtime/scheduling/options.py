@@ -1,20 +1,21 @@
 """How a loaded bundle speculates."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from dspark.runtime.bundle.manifest import Manifest
 from dspark.runtime.costs.model import CostModel
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.errors import RequestError
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
+from dspark.runtime.scheduling.names import SchedulerName
 from dspark.runtime.scheduling.rates import AcceptanceRates
 from dspark.runtime.scheduling.scheduler import FixedScheduler, Scheduler, ThresholdScheduler
 
 __all__ = ["SchedulerName", "SpeculationOptions", "SpeculationPlan"]
 
-SchedulerName = Literal["hardware", "hardware-async", "threshold", "fixed", "off"]
 DEFAULT_THRESHOLD = 0.6
+LEAVE_OUT = "leave the scheduler (--scheduler) out, which works with every bundle"
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,25 @@ class SpeculationOptions:
         threshold = DEFAULT_THRESHOLD if self.confidence_threshold is None else self.confidence_threshold
         if name not in (None, *get_args(SchedulerName)):
             raise RequestError(f"scheduler is {name!r}; there are {', '.join(get_args(SchedulerName))}")
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise RequestError(f"confidence_threshold is {threshold}; it is a probability from 0 to 1")
         if drafter is None:
             if name not in (None, "off"):
-                raise RequestError(f"scheduler {name!r} needs a drafter, and this bundle has none; use 'off'")
+                raise RequestError(f"scheduler {name!r} needs a drafter, and this bundle has none; {LEAVE_OUT}")
             for option in ("max_draft_tokens", "confidence_threshold"):
                 if getattr(self, option) is not None:
                     raise RequestError(f"{option} needs a drafter, and this bundle has none; leave it out")
             return None
         most = drafter.draft_length if self.max_draft_tokens is None else self.max_draft_tokens
-        if not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
+        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= drafter.draft_length:
             raise RequestError(f"max_draft_tokens is {most}; this drafter allows 1 to {drafter.draft_length}")
         if name is None:
             name = "hardware" if manifest.shapes is None else "fixed"
             name = name if self.confidence_threshold is None else "threshold"
         if manifest.shapes is not None and name.startswith("hardware"):
             raise RequestError(
-                f"scheduler {name!r} needs steps whose cost depends on their tokens; this bundle's shapes are fixed"
+                f"scheduler {name!r} needs steps whose cost depends on their tokens, and this bundle's shapes are "
+                f"fixed; {LEAVE_OUT}"
             )
         if self.confidence_threshold is not None and name != "threshold":
             raise RequestError(f"confidence_threshold belongs to scheduler 'threshold', not to {name!r}")
@@ -113,7 +115,5 @@ class SpeculationOptions:
                 raise RequestError("max_draft_tokens does not go with scheduler 'off', which drafts nothing")
             return None
         if name == "threshold" and not manifest.has_confidence:
-            raise RequestError(
-                "scheduler 'threshold' needs a confidence head, and this bundle has none; use 'hardware'"
-            )
+            raise RequestError(f"scheduler 'threshold' needs a confidence head, and this bundle has none; {LEAVE_OUT}")
         return SpeculationPlan(name, most, threshold, drafter.draft_length, manifest.has_confidence)

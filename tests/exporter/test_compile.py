@@ -22,7 +22,7 @@ from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
 from tests.providers.fake_onnxruntime import MINE, FakeDevice
 from tests.providers.fake_tensorrt import FakeTensorRt
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_a_graph_that_cannot_be_compiled_leaves_no_bundle(
 ) -> None:
     trt.build_problem = "no kernel"
     assert run(monkeypatch, *arguments(tmp_path / "bundle")) == 1
-    assert capsys.readouterr().err.endswith("target.onnx: tensorrt cannot build the engine: no kernel\n")
+    error = capsys.readouterr().err
+    assert error.startswith("error: --compile tensorrt: ")
+    assert error.endswith("target.onnx: tensorrt cannot build the engine: no kernel\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -250,9 +252,12 @@ def test_what_it_does_not_compile_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--compile", "tensort"), "Unknown provider 'tensort'; .*Did you mean 'tensorrt'"),
-        (("--compile", "cpu"), "cpu runs graphs kernel by kernel and compiles nothing ahead of time"),
-        (("--compile", "qnn:soc=57"), "qnn has no option 'soc'"),
+        (("--compile", "tensort"), "^error: --compile tensort: Unknown provider 'tensort'; .*Did you mean 'tensorrt'"),
+        (
+            ("--compile", "cpu"),
+            "^error: --compile cpu: cpu runs graphs kernel by kernel and compiles nothing ahead of time",
+        ),
+        (("--compile", "qnn:soc=57"), "^error: --compile qnn:soc=57: qnn has no option 'soc'"),
         (("--compile", "qnn", "--precision", "int8"), "qnn does not compile int8; choose one of fp16, fp32"),
         (("--compile", "qnn", "--batch-size", 3), "--batch-size has no effect without --compile tensorrt or"),
         (("--max-sequence-length", 9), "--max-sequence-length has no effect without --compile tensorrt or --compile"),
@@ -264,7 +269,8 @@ def test_what_it_does_not_compile_is_refused_before_anything_is_written(
         (("--draft-precision", "int8"), "--draft-precision has no effect without --drafter$"),
         (("--block-size", 64), r"--block-size has no effect without a precision in blocks \(int4, int8-blocks\)$"),
         (("--precision", "int8", "--accuracy-level", 4), "--accuracy-level has no effect without a precision in bl"),
-        (("--compile", "cpu:a:"), "cpu:a:: 'a:' is no option"),
+        (("--compile", "cpu:a:"), "^error: --compile cpu:a:: cpu:a:: 'a:' is no option"),
+        (("--compile", "head=qnn"), "^error: --compile head=qnn: Unknown provider 'head=qnn'"),
     ],
 )
 def test_what_would_not_work_or_be_ignored_is_refused(

@@ -10,7 +10,7 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import find_provider
 from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 pytestmark = pytest.mark.providers
 GOLDEN = Path(__file__).parents[1] / "golden"

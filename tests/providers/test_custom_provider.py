@@ -22,7 +22,7 @@ from dspark.providers import (
 )
 from dspark.providers.descriptions.cpu import CPU
 from dspark.runtime import DSparkInference, SamplingParams
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "custom_provider"
 

@@ -12,7 +12,7 @@ from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import ON_CPU, ProviderError, Selection, find_provider
 from dspark.runtime import Bundle, DSparkInference, SamplingParams
 from dspark.runtime.loading.sessions import fitting_choices
-from tests.runtime.command_line import Run, runner
+from tests.support.command_line import Run, runner
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GoldenBundle = Callable[..., Path]

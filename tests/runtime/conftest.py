@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.command_line import Run, runner
+from tests.support.command_line import Run, runner
 
 
 @pytest.fixture

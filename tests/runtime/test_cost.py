@@ -20,10 +20,11 @@ from dspark.runtime.costs.measure import Grid, brief_grid, full_grid, measure, o
 from dspark.runtime.costs.model import CostModel
 from dspark.runtime.costs.store import COST_FOLDER, cost_file, cost_key, read_costs, write_costs
 from dspark.runtime.costs.table import CostKey, CostTable, StepCurve
+from dspark.runtime.loading.costs import find_costs
 from dspark.runtime.reports import pictures
 from tests.costs import KEY, cost_table
-from tests.runtime.command_line import Run
 from tests.runtime.golden_models import Arrays, tampered_sessions
+from tests.support.command_line import Run
 
 GoldenBundle = Callable[[str], Path]
 CPU = find_provider("cpu")
@@ -84,7 +85,7 @@ def test_a_table_of_another_accelerator_is_not_used(copied: Path, monkeypatch: p
     file = write_costs(bundle, cost_table(key=small))
     assert read_costs(bundle, large) is None
     DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
-    assert told == [f"Measuring briefly what steps cost on this device: {cost_file(bundle, large)}"]
+    assert told == [f"Measuring briefly what steps cost on this device: {cost_file(bundle, large, brief=True)}"]
     file.rename(cost_file(bundle, large))
     with pytest.raises(BundleError, match=f"was measured with device {small.device}; here it is {large.device}"):
         read_costs(bundle, large)
@@ -258,14 +259,39 @@ def test_whatever_is_accepted_answers_every_query(
 
 
 @pytest.mark.parametrize("brief", [True, False])
-def test_a_brief_measurement_replaces_only_a_brief_one(brief: bool, copied: Path) -> None:
+def test_a_brief_measurement_for_more_requests_is_kept_beside_a_thorough_one(brief: bool, copied: Path) -> None:
     bundle, key, told = Bundle.open(copied), key_of(copied), list[str]()
-    write_costs(bundle, cost_table(max_requests=2, key=key).model_copy(update={"brief": brief}))
+    first = cost_table(max_requests=2, key=key).model_copy(update={"brief": brief})
+    file = write_costs(bundle, first)
     DSparkInference.load(copied, threads=1, batch_size=4, notify=told.append)
-    assert "was measured with 2 requests at most; there can be 4" in told[0]
-    table = read_costs(bundle, key)
-    assert table is not None
-    assert table.max_requests == (4 if brief else 2)
+    (message,) = told
+    assert message.startswith(f"{file}: was measured with 2 requests at most; there can be 4; measuring briefly")
+    kept = read_costs(bundle, key, brief=True)
+    assert kept is not None
+    assert (kept.brief, kept.max_requests) == (True, 4)
+    assert read_costs(bundle, key) == (None if brief else first)
+
+
+def test_the_second_load_does_not_measure(run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor any other, whichever of the two tables it takes."""
+    bundle, key = Bundle.open(copied), key_of(copied)
+    thorough = cost_table(max_requests=2, key=key)
+    write_costs(bundle, thorough)
+    arguments = ("generate", copied, "--prompt", "the ", "--max-new-tokens", "4", "--batch-size")
+    assert "measuring briefly for now" in run(*arguments, "8").error
+    monkeypatch.setattr("dspark.runtime.loading.costs.measure", lambda *_: pytest.fail("measured again"))
+    taken: list[CostTable | None] = []
+
+    def noted(*arguments: Any, **options: Any) -> CostTable | None:
+        taken.append(find_costs(*arguments, **options))
+        return taken[-1]
+
+    monkeypatch.setattr("dspark.runtime.inference.find_costs", noted)
+    for batch_size in ("8", "2", "5"):
+        assert run(*arguments, batch_size).error == ""
+    brief = read_costs(bundle, key, brief=True)
+    assert brief is not None
+    assert taken == [brief, thorough, brief]
 
 
 @pytest.mark.parametrize(
@@ -382,7 +408,7 @@ def test_a_bundle_without_a_table_measures_itself_once(name: str, golden_bundle:
         return DSparkInference.load(path, threads=1, batch_size=batch_size, notify=told.append)
 
     model = load(4)
-    file = cost_file(Bundle.open(path), key_of(path))
+    file = cost_file(Bundle.open(path), key_of(path), brief=True)
     assert told == [f"Measuring briefly what steps cost on this device: {file}"]
     assert CostTable.model_validate_json(file.read_bytes()).max_requests == 4
     assert model.generate(["the "], SamplingParams(max_new_tokens=8))[0].finish_reason == "length"
@@ -394,7 +420,7 @@ def test_a_bundle_without_a_table_measures_itself_once(name: str, golden_bundle:
     assert told == []
 
 
-def test_another_versions_table_is_replaced(copied: Path) -> None:
+def test_another_versions_table_is_not_used(copied: Path) -> None:
     bundle, key, told = Bundle.open(copied), key_of(copied), list[str]()
     write_costs(bundle, cost_table(key=key))
     old = cost_table(key=key.model_copy(update={"versions": {**key.versions, "onnxruntime": "1.2"}}))
@@ -402,7 +428,10 @@ def test_another_versions_table_is_replaced(copied: Path) -> None:
     DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
     assert "versions onnxruntime 1.2; here it is" in told[0]
     assert told[0].endswith("; measuring anew")
-    assert read_costs(bundle, key) not in (None, old)
+    assert read_costs(bundle, key, brief=True) is not None
+    told.clear()
+    DSparkInference.load(copied, threads=1, batch_size=1, notify=told.append)
+    assert told == []
 
 
 def test_where_nothing_can_be_written_only_the_table_is_lost(copied: Path) -> None:
@@ -461,7 +490,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (copied / COST_FOLDER).write_text("in the way")
-    monkeypatch.setattr("dspark.runtime.commands.app.measure", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr("dspark.runtime.costs.measure.measure", lambda *_: pytest.fail("measured in vain"))
     result = run("profile", copied)
     assert (result.code, result.out) == (1, "")
     assert re.fullmatch(rf"error: {copied / COST_FOLDER}: cannot be written: .+; nothing was measured\n", result.error)

@@ -19,7 +19,7 @@ from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.fixed_shapes import FixedShapeSession, graph_dimensions
-from tests.runtime.command_line import runner
+from tests.support.command_line import runner
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DRAFTERS = ["dspark_vanilla", "dspark_gated", "dflash", "speculators_dspark", "eagle3"]

@@ -209,7 +209,7 @@ def test_options_that_a_bundle_cannot_follow(golden_bundle: GoldenBundle) -> Non
         with pytest.raises(RequestError, match=f"scheduler '{scheduler}' needs a drafter, and this bundle has none"):
             load(golden_bundle("qwen3_target"), options=SpeculationOptions(scheduler))  # type: ignore[arg-type]
     for name in ("dflash", "eagle3"):
-        with pytest.raises(RequestError, match="needs a confidence head, and this bundle has none; use 'hardware'"):
+        with pytest.raises(RequestError, match="needs a confidence head, and this bundle has none; leave the"):
             load(golden_bundle(name), options=SpeculationOptions("threshold"))
 
 

@@ -146,6 +146,7 @@ def test_imports_point_one_way(package: object) -> None:
 
 FOLDERS = (
     "errors",
+    "arguments",
     "bundle",
     "text",
     "decoding",

@@ -21,8 +21,8 @@ from dspark.runtime.measuring.load import (
     run_load_benchmark,
 )
 from dspark.runtime.scheduling.options import SchedulerName
-from tests.runtime.command_line import Run
 from tests.runtime.golden_models import PROMPTS, load
+from tests.support.command_line import Run
 
 GoldenBundle = Callable[[str], Path]
 
@@ -216,7 +216,7 @@ def test_the_command(run: Run, tmp_path: Path, golden_bundle: GoldenBundle) -> N
         (("--max-draft-tokens", "2", "--schedulers", "off"), "max_draft_tokens does not go with scheduler 'off'"),
         (("--concurrency", "1,x"), "--concurrency 1,x: must be whole numbers, separated by commas"),
         (("--scheduler", "off"), "--scheduler off chooses one; with --load use --schedulers"),
-        (("--report", "/dev/null"), "--report /dev/null: /dev/null is no folder"),
+        (("--report", "/dev/null"), "--report /dev/null: cannot be written: /dev/null is no folder"),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -13,8 +13,8 @@ from dspark.configs import serving_profiles
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.engine.settings import EngineSettings
 from dspark.runtime.loading.serving_profile import ServingProfile, ShortProfile, find_profile
-from tests.runtime.command_line import Run
 from tests.runtime.golden_models import PROMPTS, load
+from tests.support.command_line import Run
 
 GoldenBundle = Callable[[str], Path]
 
@@ -321,11 +321,11 @@ def test_every_command_follows_the_whole_profile(
     arguments: tuple[str, ...], run: Run, written: Callable[[str], Path], golden_bundle: GoldenBundle
 ) -> None:
     for text, told in (
-        ("max_sequence_len: 24", "make 35; the limit is 24"),
-        ("scheduling: {max_cache_tokens: 20}", "make 35; the cache has room for 20 (max_cache_tokens)"),
+        ("max_sequence_len: 24", "make 25; the limit is 24"),
+        ("scheduling: {max_cache_tokens: 22}", "make 25; the cache has room for 22 (max_cache_tokens)"),
         ("max_sequence_len: 513", f"profile {written('')}: max_sequence_len is 513; this bundle allows 2 to 512"),
     ):
-        options = ("--max-new-tokens", "30", "--profile", written(text))
+        options = ("--max-new-tokens", "20", "--profile", written(text))
         command, *flags = arguments
         if command == "bench":
             flags += ["--input", "-"]

@@ -19,8 +19,8 @@ from dspark.runtime.bundle.calibration import CALIBRATION, Calibration, confiden
 from dspark.runtime.bundle.manifest import MANIFEST
 from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.evaluation.temperature_scaling import TEMPERATURES, fit_temperatures, survival_errors
-from tests.runtime.command_line import Run
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
+from tests.support.command_line import Run
 
 GoldenBundle = Callable[[str], Path]
 
@@ -170,7 +170,8 @@ def test_calibrate_again(run: Run, copied: Path, prompts: Path) -> None:
         ("dspark_vanilla", ["--samples", "0"], "samples is 0; it must be at least 1"),
         ("dspark_vanilla", ["--temperature", "-1"], "temperature = -1.0: must be greater than or equal to 0"),
         ("dspark_vanilla", ["--batch-size", "0"], "batch_size is 0; it must be from 1 to"),
-        ("dspark_vanilla", ["--max-new-tokens", "5000"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens"),
+        ("dspark_vanilla", ["--max-new-tokens", "5000"], "max_new_tokens is 5000; the limit is 512 with the prompt"),
+        ("dspark_vanilla", ["--max-new-tokens", "500"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens"),
         ("dspark_vanilla", ["--input", "/no/such/file.jsonl"], "/no/such/file.jsonl: cannot be read"),
         ("dflash", [], "has no confidence head, so there is nothing to calibrate"),
         ("eagle3", [], "has no confidence head, so there is nothing to calibrate"),

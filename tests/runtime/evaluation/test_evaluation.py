@@ -29,10 +29,12 @@ from dspark.runtime.evaluation.figures import (
     macro_average,
     sweep_figures,
 )
+from dspark.runtime.evaluation.tables import evaluation_tables
 from dspark.runtime.scheduling.scheduler import Batch, ThresholdScheduler
-from tests.runtime.command_line import Run
 from tests.runtime.evaluation.test_calibration import calibrated
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
+from tests.support.command_line import Run
+from tests.support.table_cells import table_cells
 
 GoldenBundle = Callable[[str], Path]
 Pairs = list[tuple[int, int]]
@@ -335,6 +337,23 @@ def test_tables(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
     assert "ROC-AUC" not in alone
 
 
+def test_tables_at_80_columns(run: Run, golden_bundle: GoldenBundle, tmp_path: Path) -> None:
+    """Confidence by position has many columns; speeds differ from run to run."""
+    files = dataset_files(tmp_path, "dspark_vanilla")
+    arguments = ["evaluate", golden_bundle("dspark_vanilla"), "--input", files[0], "--input", files[1]]
+    evaluation = Evaluation.model_validate_json(run(*arguments, "--json").out)
+    shown = run(*arguments, columns=80).out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    found = table_cells(shown)
+    for table in evaluation_tables(evaluation):
+        for row in table.rows:
+            for head, cell in zip(table.columns[1:], row[1:], strict=True):
+                assert (row[0], head) in found
+                if table.title in ("Acceptance", "Confidence by position, all datasets together"):
+                    assert found[row[0], head] == cell
+
+
 class Page(HTMLParser):
     """A page's references and cells."""
 
@@ -448,7 +467,8 @@ def test_matplotlib_is_asked_for_before_any_work(
         ("eagle3", ["--scheduler", "threshold"], "scheduler 'threshold' needs a confidence head"),
         ("eagle3", ["--max-draft-tokens", "6"], "max_draft_tokens is 6; this drafter allows 1 to 5"),
         ("eagle3", ["--max-new-tokens", "2"], "max_new_tokens is 2; to draft at all takes 3"),
-        ("eagle3", ["--max-new-tokens", "600"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens 600"),
+        ("eagle3", ["--max-new-tokens", "600"], "max_new_tokens is 600; the limit is 512 with the prompt"),
+        ("eagle3", ["--max-new-tokens", "500"], "prompts, row 0: the prompt's 24 tokens and max_new_tokens 500"),
         ("eagle3", ["--samples", "0"], "samples is 0; it must be at least 1"),
         ("eagle3", ["--seed", "-1"], "seed = -1: must be greater than or equal to 0"),
         ("eagle3", ["--temperature", "-1"], "temperature = -1.0: must be greater than or equal to 0"),
@@ -461,7 +481,11 @@ def test_matplotlib_is_asked_for_before_any_work(
         ("eagle3", ["--input", "damaged.jsonl"], "damaged.jsonl: line 2 is not JSON"),
         ("eagle3", ["--input", "wrong.jsonl"], "wrong, row 1: a row must have exactly one of prompt"),
         ("eagle3", ["--report", "empty.jsonl"], "--report empty.jsonl: "),
-        ("eagle3", ["--report", "empty.jsonl/report"], "empty.jsonl is no folder that can be written"),
+        (
+            "eagle3",
+            ["--report", "empty.jsonl/report"],
+            ": cannot be written: empty.jsonl is no folder",
+        ),
     ],
 )
 def test_evaluate_refuses(

@@ -25,8 +25,9 @@ from dspark.runtime.evaluation.tables import comparison_tables
 from dspark.runtime.loading import loaded
 from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
-from tests.runtime.command_line import Result, Run
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
+from tests.support.command_line import Result, Run
+from tests.support.table_cells import table_cells
 
 GoldenBundle = Callable[[str], Path]
 Compare = Callable[..., Result]
@@ -37,8 +38,8 @@ DATASETS = {"first": [0, 1, 2], "last": [3, 4]}
 
 @pytest.fixture
 def compare(run: Run) -> Compare:
-    return lambda candidate, reference, *arguments: run(
-        "compare", candidate, "--threads", "1", "--reference", reference, *arguments
+    return lambda candidate, reference, *arguments, **options: run(
+        "compare", candidate, "--threads", "1", "--reference", reference, *arguments, **options
     )
 
 
@@ -228,6 +229,26 @@ def test_the_tables_fit_a_terminal() -> None:
     show_tables([table], Console(file=screen, width=100))
     shown = [line.replace("│", " ").split() for line in screen.getvalue().splitlines() if "12,345" in line]
     assert shown == table.rows  # nothing is broken over lines or cut
+    screen = io.StringIO()
+    show_tables([table], Console(file=screen, width=80))
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
+    assert table_cells(screen.getvalue()) == {
+        (row[0], head): cell for row in table.rows for head, cell in zip(table.columns[1:], row[1:], strict=True)
+    }
+
+
+def test_compare_at_80_columns(compare: Compare, golden_bundle: GoldenBundle, files: Sequence[Path]) -> None:
+    sides = (golden_bundle("eagle3"), golden_bundle("dflash"))
+    arguments = ("--input", *files, "--max-new-tokens", "12")
+    comparison = Comparison.model_validate_json(compare(*sides, *arguments, "--json").out)
+    shown = compare(*sides, *arguments, columns=80).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert table_cells(shown) == {
+        (row[0], head): cell
+        for table in comparison_tables(comparison)
+        for row in table.rows
+        for head, cell in zip(table.columns[1:], row[1:], strict=True)
+    }
 
 
 # --- figures ---
@@ -322,9 +343,10 @@ def test_another_tokenizer_is_refused(
             ["--max-new-tokens", "90"],
             "first, row 0: the prompt's 24 tokens and max_new_tokens 90 make 114; the limit is",
         ),
-        (["--threads", "9999"], "threads is 9999"),
+        (["--max-new-tokens", "100"], "short: max_new_tokens is 100; the limit is 100 with the prompt"),
+        (["--max-new-tokens", "9", "--threads", "9999"], "threads is 9999"),
         (["--input", "/no/such/file.jsonl"], "/no/such/file.jsonl: cannot be read"),
-        (["--reference", "/no/such/bundle"], "/no/such/bundle: no bundle here"),
+        (["--max-new-tokens", "9", "--reference", "/no/such/bundle"], "/no/such/bundle: no bundle here"),
     ],
 )
 def test_compare_refuses(

@@ -35,14 +35,14 @@ Run: TypeAlias = Callable[..., Result]
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Makes a function that runs a command on one thread."""
+    """Makes a function that runs a command on one thread, on a terminal that is so many columns wide."""
 
-    def run(*arguments: str | Path, stdin: str | bytes = "") -> Result:
+    def run(*arguments: str | Path, stdin: str | bytes = "", columns: int = 200) -> Result:
         content = stdin if isinstance(stdin, bytes) else stdin.encode()
         threads = ["--threads", "1"] if COMPUTING & {*arguments[:1]} else []
         monkeypatch.setattr(sys, "argv", ["dspark-run", *map(str, arguments[:1]), *threads, *map(str, arguments[1:])])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         code: object = 0
         try:
             main()
