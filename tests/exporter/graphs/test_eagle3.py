@@ -21,6 +21,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "normed-feature": {"norm_output": True},
     "reduced-vocabulary": {"draft_vocab": 60},
     "deepspec": {"layout": "deepspec", "taps": [0, 1, 2]},
+    "window": {
+        **{"layout": "deepspec", "taps": [0, 1, 2], "layer_types": ["sliding_attention"]},
+        **{"sliding_window": 2, "use_sliding_window": True},
+    },
     "one-step": {"steps": 1},
 }
 
