@@ -1,4 +1,4 @@
 """Tables, pictures and lines for people.
 
-Imports errors only.
+Imports errors and what writes files.
 """

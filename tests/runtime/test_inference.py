@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import (
@@ -172,7 +171,7 @@ def test_unseeded_requests_differ(vanilla: DSparkInference) -> None:
 
 @pytest.mark.parametrize("options", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_k": 1.5}, {"beam_width": 4}])
 def test_settings_that_do_not_exist_cannot_be_made(options: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(RequestError, match=next(iter(options))):
         SamplingParams(**options)  # type: ignore[arg-type]
 
 

@@ -193,7 +193,12 @@ def test_every_folder_is_described_and_installed() -> None:
 def test_what_the_exporter_reads_of_a_bundle_depends_on_little() -> None:
     """The manifest's schema is all that an exporter on another machine needs of the runtime."""
     (top,) = map(Path, dspark.runtime.__path__)
-    allowed = ("dspark.providers.engine_key", "dspark.runtime.bundle.", "dspark.runtime.errors")
+    allowed = (
+        "dspark.providers.engine_key",
+        "dspark.runtime.arguments",
+        "dspark.runtime.bundle.",
+        "dspark.runtime.errors",
+    )
     for file in (top / "bundle").glob("*.py"):
         for module in imports(file):
             assert root(module) not in ("dspark.runtime", "dspark.providers") or module.startswith(allowed)
