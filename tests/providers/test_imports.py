@@ -7,6 +7,7 @@ from tests.runtime.test_isolation import imports
 
 ORDER = (
     "errors",
+    "names",
     "monitors",
     "session",
     "engine_key",

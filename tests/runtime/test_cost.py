@@ -284,7 +284,7 @@ def test_the_second_load_does_not_measure(run: Run, copied: Path, monkeypatch: p
         taken.append(find_costs(*arguments, **options))
         return taken[-1]
 
-    monkeypatch.setattr("dspark.runtime.inference.find_costs", noted)
+    monkeypatch.setattr("dspark.runtime.loading.loaded.find_costs", noted)
     for batch_size in ("8", "2", "5"):
         assert run(*arguments, batch_size).error == ""
     brief = read_costs(bundle, key, brief=True)

@@ -114,7 +114,8 @@ def test_what_needs_a_tokenizer_or_a_template(call: Callable[..., Result], vanil
     manifest["text"]["tokenizer"] = None
     (bundle / MANIFEST).write_text(json.dumps(manifest))
     for name, arguments, message in (
-        ("generate", [], "has no tokenizer, which --prompt needs; give token ids with --input"),
+        ("generate", [], "has no tokenizer, so there is no text to print; add --json to print token ids"),
+        ("generate", ["--json"], "has no tokenizer, which --prompt needs; give token ids with --input"),
         ("generate", ["--stop", "x"], "stop strings need a tokenizer, and this bundle has none"),
         ("chat", [], "has no chat template, which a conversation needs; use generate"),
     ):
