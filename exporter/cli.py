@@ -17,9 +17,9 @@ from dspark.exporter.export import Export, Static, export_bundle, prepare
 from dspark.exporter.precision import BITS, Precision, PrecisionProfile
 from dspark.exporter.verify import require_verify_dependencies, show_comparisons, verify_bundle
 from dspark.providers import Choice
-from dspark.providers.tensorrt import TensorRtProvider
-from dspark.runtime.bundle import CacheForm, Manifest
-from dspark.runtime.display import notices
+from dspark.providers.tensorrt.provider import TensorRtProvider
+from dspark.runtime.bundle.manifest import CacheForm, Manifest
+from dspark.runtime.reports.lines import notices
 
 __all__ = ["main"]
 

@@ -10,14 +10,14 @@ import onnx_ir as ir
 from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export
 from dspark.providers import Choice, LoadOptions, OnnxRuntimeProvider
-from dspark.providers.tensorrt import TensorRtProvider
-from dspark.providers.tensorrt_engine import build_engine
-from dspark.providers.tensorrt_profiles import Limits
-from dspark.runtime.bundle import Manifest
-from dspark.runtime.cache import TOKEN_STEP
-from dspark.runtime.drafting import EXTENSION
-from dspark.runtime.engine import PREFILL_CHUNK
-from dspark.runtime.fixed_shapes import Dimensions, graph_dimensions
+from dspark.providers.tensorrt.engine import build_engine
+from dspark.providers.tensorrt.profiles import Limits
+from dspark.providers.tensorrt.provider import TensorRtProvider
+from dspark.runtime.bundle.manifest import Manifest
+from dspark.runtime.cache.key_value_cache import TOKEN_STEP
+from dspark.runtime.engine.engine import PREFILL_CHUNK
+from dspark.runtime.model.eagle3_drafter import EXTENSION
+from dspark.runtime.model.fixed_shapes import Dimensions, graph_dimensions
 
 __all__ = ["Compilation"]
 

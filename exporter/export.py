@@ -19,7 +19,8 @@ from dspark.exporter.graphs import build_block_drafter, build_eagle3_drafter, bu
 from dspark.exporter.joined import join_projections
 from dspark.exporter.precision import PrecisionProfile
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.bundle import (
+from dspark.runtime.bundle.hashing import hash_file
+from dspark.runtime.bundle.manifest import (
     MANIFEST,
     CacheForm,
     CacheInfo,
@@ -33,11 +34,10 @@ from dspark.runtime.bundle import (
     StaticShapes,
     TargetInfo,
     TextInfo,
-    hash_file,
 )
-from dspark.runtime.chat_template import ChatTemplate
 from dspark.runtime.errors import BundleError
-from dspark.runtime.text import TextProcessor
+from dspark.runtime.text.chat_template import ChatTemplate
+from dspark.runtime.text.tokenizer import TextProcessor
 
 __all__ = ["Export", "Static", "export_bundle", "prepare"]
 

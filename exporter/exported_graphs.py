@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.exporter.errors import ParityError
-from dspark.runtime.bundle import Bundle, CacheInfo, DrafterInfo
-from dspark.runtime.contract import (
+from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.bundle.contract import (
     CHOICES,
     FEATURE,
     LOGIT_SUMS,
@@ -24,6 +24,7 @@ from dspark.runtime.contract import (
     present_context_names,
     present_names,
 )
+from dspark.runtime.bundle.manifest import CacheInfo, DrafterInfo
 
 __all__ = ["Arrays", "ExportedGraphs"]
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from dspark.exporter.errors import ExportError
 from dspark.exporter.graphs.encodings import BFloat16, Blocks, Encoding, Encodings, Float16, Float32, Int8, Int8Weights
-from dspark.runtime.bundle import BlocksInfo
+from dspark.runtime.bundle.manifest import BlocksInfo
 
 __all__ = ["BITS", "Precision", "PrecisionProfile"]
 

@@ -21,7 +21,7 @@ from dspark.exporter.checkpoints.description import ConfidenceInput, Drafter, He
 from dspark.exporter.checkpoints.gguf_file import read_gguf_file
 from dspark.exporter.errors import ExportError
 from dspark.exporter.exported_graphs import Arrays
-from dspark.runtime.contract import CANDIDATES, FEATURE, context_names
+from dspark.runtime.bundle.contract import CANDIDATES, FEATURE, context_names
 
 __all__ = ["BlockReference", "Eagle3Reference", "TargetReference", "load_target_model"]
 

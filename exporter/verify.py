@@ -19,8 +19,8 @@ from dspark.exporter.checkpoints.description import DrafterKind
 from dspark.exporter.errors import ExportError, ParityError
 from dspark.exporter.export import Export
 from dspark.exporter.exported_graphs import Arrays, ExportedGraphs
-from dspark.runtime.bundle import Bundle
-from dspark.runtime.contract import CANDIDATES
+from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.bundle.contract import CANDIDATES
 
 if TYPE_CHECKING:
     from dspark.exporter.torch_reference import BlockReference, Eagle3Reference

@@ -1,8 +1,8 @@
 """Device families that run exported graphs."""
 
-from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import DSparkError, PluginError, ProviderError
-from dspark.providers.onnxruntime_provider import OnnxRuntimeProvider, Plugin
+from dspark.providers.monitors import DeviceLoad, DeviceMonitor
+from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, Plugin
 from dspark.providers.provider import DEFAULT_LOADING, Discovery, LoadOptions, Provider
 from dspark.providers.registry import PROVIDERS, added_providers, find_provider
 from dspark.providers.selection import ON_CPU, Choice, Selection

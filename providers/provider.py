@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from dspark.providers.device_load import DeviceLoad, DeviceMonitor
 from dspark.providers.errors import ProviderError
+from dspark.providers.monitors import DeviceLoad, DeviceMonitor
 from dspark.providers.session import PlacedNode, ProfiledSession, Session
 
 __all__ = ["DEFAULT_LOADING", "NOTHING", "Discovery", "LoadOptions", "Provider", "suggestion"]

@@ -6,20 +6,20 @@ object of a class derived from ``Provider`` (samples/custom_provider).
 
 from importlib import metadata
 
-from dspark.providers.cann import CANN
-from dspark.providers.coreml import COREML
-from dspark.providers.cpu import CPU
-from dspark.providers.cuda import CUDA
+from dspark.providers.cuda.provider import CUDA
+from dspark.providers.descriptions.cann import CANN
+from dspark.providers.descriptions.coreml import COREML
+from dspark.providers.descriptions.cpu import CPU
+from dspark.providers.descriptions.ggml import GGML
+from dspark.providers.descriptions.migraphx import MIGRAPHX
+from dspark.providers.descriptions.nvidia import NV_TENSORRT_RTX, TENSORRT
+from dspark.providers.descriptions.openvino import OPENVINO
+from dspark.providers.descriptions.qnn import QNN
+from dspark.providers.descriptions.vitisai import VITIS_AI
+from dspark.providers.descriptions.webgpu import WEBGPU
 from dspark.providers.errors import ProviderError
-from dspark.providers.ggml import GGML
-from dspark.providers.migraphx import MIGRAPHX
-from dspark.providers.nvidia import NV_TENSORRT_RTX, TENSORRT
-from dspark.providers.openvino import OPENVINO
 from dspark.providers.provider import Provider, suggestion
-from dspark.providers.qnn import QNN
-from dspark.providers.tensorrt import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER
-from dspark.providers.vitisai import VITIS_AI
-from dspark.providers.webgpu import WEBGPU
+from dspark.providers.tensorrt.provider import TENSORRT_PROVIDER, TENSORRT_RTX_PROVIDER
 
 __all__ = ["ENTRY_POINTS", "PROVIDERS", "added_providers", "find_provider"]
 

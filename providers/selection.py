@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dspark.providers.cpu import CPU
+from dspark.providers.descriptions.cpu import CPU
 from dspark.providers.errors import ProviderError
 from dspark.providers.provider import Provider, suggestion
 from dspark.providers.registry import find_provider

@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dspark.runtime.bundle import Bundle
+    from dspark.runtime.bundle.bundle import Bundle
     from dspark.runtime.conversation import Conversation
+    from dspark.runtime.decoding.sampling_params import SamplingParams
+    from dspark.runtime.engine.request import Completion, Stats
     from dspark.runtime.errors import BundleError, DSparkError, NumericalError, ProviderError, RequestError
     from dspark.runtime.inference import Chunk, DSparkInference
-    from dspark.runtime.options import SpeculationOptions
-    from dspark.runtime.request import Completion, Stats
-    from dspark.runtime.sampling import SamplingParams
+    from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = [
     "Bundle",
@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Bundle": "bundle",
+    "Bundle": "bundle.bundle",
     "Chunk": "inference",
-    "Completion": "request",
+    "Completion": "engine.request",
     "Conversation": "conversation",
     "DSparkInference": "inference",
-    "SamplingParams": "sampling",
-    "SpeculationOptions": "options",
-    "Stats": "request",
+    "SamplingParams": "decoding.sampling_params",
+    "SpeculationOptions": "scheduling.options",
+    "Stats": "engine.request",
 }
 
 

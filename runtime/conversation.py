@@ -4,10 +4,10 @@ from collections.abc import Generator
 from contextlib import closing
 from itertools import takewhile
 
-from dspark.runtime.cache import KeyValueCache
+from dspark.runtime.cache.key_value_cache import KeyValueCache
+from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import Chunk, DSparkInference
-from dspark.runtime.sampling import SamplingParams
 
 __all__ = ["Conversation"]
 

@@ -5,11 +5,11 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dspark.runtime.bundle.versioned_file import unique_keys
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.engine.request import Completion, Request, Stats
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference, Prompt
-from dspark.runtime.request import Completion, Request, Stats
-from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.versioned_file import unique_keys
 
 __all__ = ["completion_row", "parse_row", "read_rows", "refused"]
 

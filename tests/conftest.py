@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from dspark.exporter.export import export_bundle, prepare
-from dspark.runtime.bundle import CacheForm
+from dspark.runtime.bundle.manifest import CacheForm
 from tests.costs import write_flat_costs
 
 GOLDEN = Path(__file__).parent / "golden"

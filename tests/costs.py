@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle
-from dspark.runtime.cost import CostKey, CostTable, DraftCurve, StepCurve, cost_key, write_costs
+from dspark.runtime.costs.store import cost_key, write_costs
+from dspark.runtime.costs.table import CostKey, CostTable, DraftCurve, StepCurve
 
 __all__ = ["KEY", "cost_table", "write_flat_costs"]
 

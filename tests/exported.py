@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dspark.exporter.export import export_bundle, prepare
 from dspark.providers import Call, Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.inference import open_sessions
+from dspark.runtime.loading.sessions import open_sessions
 from tests.reference import Decoding, Draft, ReferenceDrafter, ReferenceTarget, decode
 
 __all__ = ["Pair", "Recorder", "Recording", "assert_close", "assert_same_decoding", "assert_same_rounds", "export"]

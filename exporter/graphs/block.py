@@ -21,7 +21,7 @@ from dspark.exporter.graphs.layers import (
     unsqueeze,
 )
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import CANDIDATES, context_names
+from dspark.runtime.bundle.contract import CANDIDATES, context_names
 
 __all__ = ["build_block_drafter"]
 

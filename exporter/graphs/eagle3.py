@@ -33,7 +33,7 @@ from dspark.exporter.graphs.layers import (
     unsqueeze,
 )
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import context_names, delta_names
+from dspark.runtime.bundle.contract import context_names, delta_names
 
 __all__ = ["build_eagle3_drafter"]
 

@@ -13,7 +13,7 @@ from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
 from dspark.exporter.graphs.encodings import Encodings
 from dspark.exporter.graphs.layers import linear, unsqueeze
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.contract import CANDIDATES, DRAFT_IDS, GREEDY_TEMPERATURE
+from dspark.runtime.bundle.contract import CANDIDATES, DRAFT_IDS, GREEDY_TEMPERATURE
 
 __all__ = ["DraftSampler", "build_head"]
 

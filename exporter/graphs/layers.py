@@ -15,7 +15,7 @@ import onnx_ir as ir
 from dspark.exporter.checkpoints.description import Backbone, Layer, Rope
 from dspark.exporter.checkpoints.tensors import LazyTensor
 from dspark.exporter.graphs.builder import FLOAT, GraphBuilder
-from dspark.runtime.contract import MASKED
+from dspark.runtime.bundle.contract import MASKED
 
 __all__ = [
     "AttentionBias",

@@ -19,8 +19,8 @@ from dspark.exporter.graphs.layers import (
 )
 from dspark.exporter.graphs.target_cache import CACHES, TargetCache
 from dspark.exporter.weights import WeightFile
-from dspark.runtime.bundle import CacheForm
-from dspark.runtime.contract import CHOICES, FEATURE, LOGIT_SUMS
+from dspark.runtime.bundle.contract import CHOICES, FEATURE, LOGIT_SUMS
+from dspark.runtime.bundle.manifest import CacheForm
 
 __all__ = ["build_target"]
 

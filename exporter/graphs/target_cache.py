@@ -8,8 +8,7 @@ import onnx_ir as ir
 from dspark.exporter.checkpoints.description import Backbone
 from dspark.exporter.graphs.builder import FLOAT, INT64, GraphBuilder
 from dspark.exporter.graphs.layers import KeyValue, cached_rows, distances, part_sizes
-from dspark.runtime.bundle import CacheForm
-from dspark.runtime.contract import (
+from dspark.runtime.bundle.contract import (
     WRITE_INDEX,
     cache_names,
     context_names,
@@ -17,6 +16,7 @@ from dspark.runtime.contract import (
     present_context_names,
     present_names,
 )
+from dspark.runtime.bundle.manifest import CacheForm
 
 __all__ = ["CACHES", "TargetCache"]
 

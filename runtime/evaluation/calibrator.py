@@ -10,16 +10,17 @@ from rich.progress import Progress
 from rich.text import Text
 
 from dspark.providers import ON_CPU, Selection
-from dspark.runtime.bundle import Bundle
-from dspark.runtime.calibration import CALIBRATION, Calibration, confidence_files
+from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.bundle.calibration import CALIBRATION, Calibration, confidence_files
+from dspark.runtime.bundle.files import write_whole
+from dspark.runtime.decoding.rounds import Round, RoundTable
+from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.temperature_scaling import fit_temperatures, survival_errors
-from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
-from dspark.runtime.options import SpeculationOptions
-from dspark.runtime.rounds import Round, RoundTable
-from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.whole_file import write_whole
+from dspark.runtime.inference import DSparkInference, check_batch_size
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = ["FEWEST_ROUNDS", "run_calibration"]
 

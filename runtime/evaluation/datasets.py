@@ -6,11 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.engine.request import Request
 from dspark.runtime.errors import RequestError
 from dspark.runtime.inference import DSparkInference
-from dspark.runtime.request import Request
 from dspark.runtime.rows import parse_row, read_rows
-from dspark.runtime.sampling import SamplingParams
 
 __all__ = ["Dataset", "read_datasets"]
 

@@ -15,9 +15,12 @@ from rich.progress import Progress
 from rich.text import Text
 
 from dspark.providers import Selection
-from dspark.runtime.bundle import Bundle, DrafterInfo, HeadInfo
-from dspark.runtime.calibration import Calibration, read_calibration
-from dspark.runtime.display import notices
+from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.bundle.calibration import Calibration, read_calibration
+from dspark.runtime.bundle.manifest import DrafterInfo, HeadInfo
+from dspark.runtime.decoding.rounds import Round, RoundTable
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.engine.request import Request
 from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import (
@@ -32,12 +35,11 @@ from dspark.runtime.evaluation.figures import (
     reliability_curves,
     sweep_figures,
 )
-from dspark.runtime.inference import DSparkInference, check_batch_size, open_sessions
-from dspark.runtime.options import SpeculationOptions
-from dspark.runtime.profiling import find_costs
-from dspark.runtime.request import Request
-from dspark.runtime.rounds import Round, RoundTable
-from dspark.runtime.sampling import SamplingParams
+from dspark.runtime.inference import DSparkInference, check_batch_size
+from dspark.runtime.loading.costs import find_costs
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.reports.lines import notices
+from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = ["Counts", "DatasetResult", "Evaluation", "EvaluationSettings", "run_evaluation"]
 

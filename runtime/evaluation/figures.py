@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from dspark.runtime.calibration import confidences
+from dspark.runtime.bundle.calibration import confidences
+from dspark.runtime.decoding.rounds import RoundTable
 from dspark.runtime.evaluation.metrics import brier_score, expected_calibration_error, reliability, roc_auc
 from dspark.runtime.evaluation.temperature_scaling import survival_errors
-from dspark.runtime.rounds import RoundTable
 
 __all__ = [
     "THRESHOLDS",

@@ -13,19 +13,21 @@ from rich.progress import Progress
 from rich.text import Text
 
 from dspark.providers import Selection
-from dspark.runtime.bundle import Bundle, DrafterInfo, Manifest
-from dspark.runtime.cache import make_cache
-from dspark.runtime.clock import PhaseClock
+from dspark.runtime.bundle.bundle import Bundle
+from dspark.runtime.bundle.manifest import DrafterInfo, Manifest
+from dspark.runtime.cache.key_value_cache import make_cache
+from dspark.runtime.decoding.finite import require_finite
+from dspark.runtime.decoding.rounds import Round, RoundTable
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.engine.request import Request
 from dspark.runtime.errors import NumericalError, RequestError
 from dspark.runtime.evaluation.datasets import Dataset
 from dspark.runtime.evaluation.figures import AcceptanceFigures, acceptance_figures
-from dspark.runtime.inference import DSparkInference, open_sessions
-from dspark.runtime.options import SpeculationOptions
-from dspark.runtime.request import Request
-from dspark.runtime.rounds import Round, RoundTable
-from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.shaping import require_finite
-from dspark.runtime.target import Target, TokenRun
+from dspark.runtime.inference import DSparkInference
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.clock import PhaseClock
+from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.scheduling.options import SpeculationOptions
 
 __all__ = [
     "BundleSummary",

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from jinja2 import Environment, StrictUndefined
 
+from dspark.runtime.bundle.files import write_whole
 from dspark.runtime.errors import RequestError
 from dspark.runtime.evaluation.evaluator import Evaluation
 from dspark.runtime.evaluation.figures import ReliabilityBins, Scaling
 from dspark.runtime.evaluation.metrics import BINS
 from dspark.runtime.evaluation.tables import evaluation_tables
-from dspark.runtime.pictures import can_draw, picture
-from dspark.runtime.whole_file import write_whole
+from dspark.runtime.reports.pictures import can_draw, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,51 +1,18 @@
 """Evaluations and comparisons as tables of text, for the terminal and for the report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dspark.runtime.evaluation.evaluator import Counts, Evaluation
 from dspark.runtime.evaluation.figures import Figures
 from dspark.runtime.evaluation.quality import Comparison, ComparisonResult
+from dspark.runtime.reports.tables import ABSENT, TextTable
 
-__all__ = ["ABSENT", "TextTable", "comparison_tables", "evaluation_tables", "show_tables"]
+__all__ = ["comparison_tables", "evaluation_tables"]
 
-ABSENT = "–"
 
 Line: TypeAlias = tuple[str, Counts, Figures]
 """A dataset's name, counts and figures; for the macro average the counts of all together."""
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table whose first column names its rows.
-
-    Attributes:
-        title: What it shows.
-        columns: Heads of the columns.
-        rows: Cells.
-        summary: Whether the last row sums up the others.
-    """
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    summary: bool = False
-
-
-def show_tables(tables: Sequence[TextTable], console: Console) -> None:
-    """Prints tables."""
-    for text in tables:
-        table = Table(title=text.title, title_justify="left")
-        for index, column in enumerate(text.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for index, row in enumerate(text.rows):
-            table.add_row(*map(escape, row), end_section=text.summary and index == len(text.rows) - 2)
-        console.print(table)
 
 
 def evaluation_tables(evaluation: Evaluation) -> list[TextTable]:

@@ -6,9 +6,9 @@ DSpark paper, calibration (SEMANTICS section 6).
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.runtime.calibration import confidences
+from dspark.runtime.bundle.calibration import confidences
+from dspark.runtime.decoding.rounds import RoundTable
 from dspark.runtime.evaluation.metrics import expected_calibration_error
-from dspark.runtime.rounds import RoundTable
 
 __all__ = ["TEMPERATURES", "fit_temperatures", "survival_errors"]
 

@@ -1,1 +1,4 @@
-"""Schedulers: whether a round drafts, and how many draft tokens of each request it verifies."""
+"""How many draft tokens are verified, and when to draft at all.
+
+Imports costs, decoding and bundle.
+"""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.runtime.rounds import Round
+from dspark.runtime.decoding.rounds import Round
 from dspark.runtime.scheduling.pause import DraftPause
 from dspark.runtime.scheduling.rates import AcceptanceRates
 from dspark.runtime.scheduling.scheduler import Batch, Scheduler

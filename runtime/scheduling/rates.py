@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.runtime.rounds import Round, RoundTable
+from dspark.runtime.decoding.rounds import Round, RoundTable
 
 __all__ = ["AcceptanceRates"]
 

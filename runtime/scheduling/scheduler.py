@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.runtime.rounds import Round
+from dspark.runtime.decoding.rounds import Round
 
 __all__ = ["Batch", "FixedScheduler", "Scheduler", "ThresholdScheduler"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dspark.runtime import SpeculationOptions
-from dspark.runtime.bundle import Bundle
+from dspark.runtime.bundle.bundle import Bundle
 
 __all__ = ["CONTESTANTS", "CONVERSIONS", "ENVIRONMENTS", "SHIPPED", "Contestant", "Conversion", "Environment", "Peer"]
 __all__ += ["Folders", "ours"]

@@ -17,9 +17,9 @@ from results import as_dict, show, standings
 from rich.console import Console
 
 from dspark.runtime import DSparkError, SpeculationOptions
-from dspark.runtime.bundle import Bundle
+from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.rows import read_rows
-from dspark.runtime.text import TextProcessor
+from dspark.runtime.text.tokenizer import TextProcessor
 
 PROMPTS = sorted((Path(__file__).parent.parent / "prompts").glob("*.jsonl"))
 

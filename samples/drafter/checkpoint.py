@@ -9,7 +9,7 @@ import torch
 from drafters import Drafter
 from safetensors.torch import load_file, save
 
-from dspark.runtime.whole_file import write_whole
+from dspark.runtime.bundle.files import write_whole
 
 __all__ = ["check_same_drafter", "load_checkpoint", "read_config", "save_checkpoint"]
 

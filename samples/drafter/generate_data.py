@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dspark.runtime import DSparkError, DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.request import Request
+from dspark.runtime.engine.request import Request
 from dspark.runtime.rows import read_rows
 
 MARK = "@@@@"

@@ -32,7 +32,7 @@ from dspark.exporter.checkpoints import read_target
 from dspark.exporter.checkpoints.description import DrafterKind
 from dspark.exporter.torch_reference import load_target_model
 from dspark.runtime import DSparkError
-from dspark.runtime.bundle import hash_file
+from dspark.runtime.bundle.hashing import hash_file
 
 BIGRAM_TOKENS = 8192
 """Tokens of which bigrams are counted for the Markov head's start."""

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from dspark.runtime.cost import CostModel
+from dspark.runtime.costs.model import CostModel
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
 from dspark.runtime.scheduling.scheduler import Batch, FixedScheduler, Scheduler, ThresholdScheduler
 from tests.costs import cost_table

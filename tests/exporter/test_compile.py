@@ -13,9 +13,9 @@ from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, ProviderError, Selection, find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle
-from dspark.runtime.fixed_shapes import graph_dimensions
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.provider_report import engine_rows
+from dspark.runtime.commands.provider_report import engine_rows
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.fixed_shapes import graph_dimensions
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
 from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt

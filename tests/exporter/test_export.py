@@ -25,7 +25,7 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.packings import FLOAT32
 from dspark.exporter.weights import WeightFile
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams
-from dspark.runtime.bundle import PrecisionInfo
+from dspark.runtime.bundle.manifest import PrecisionInfo
 from tests.checkpoints import (
     edit,
     write_deepspec,

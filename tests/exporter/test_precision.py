@@ -16,7 +16,7 @@ from dspark.exporter.packings import INT8, BlockPacking
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import ProviderError
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.bundle import BlocksInfo, PrecisionInfo
+from dspark.runtime.bundle.manifest import BlocksInfo, PrecisionInfo
 from tests.checkpoints import edit, write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close
 from tests.graph_host import Host, Request

@@ -14,13 +14,13 @@ from dspark.exporter.compile import Compilation
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, LoadOptions, ProviderError
-from dspark.providers.cuda import CUDA
-from dspark.providers.cuda_graph import CAPTURED_AFTER, OPTION
-from dspark.providers.cuda_memory import Cuda
+from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION
+from dspark.providers.cuda.memory import Cuda
+from dspark.providers.cuda.provider import CUDA
 from dspark.providers.session import DeviceSession
 from dspark.runtime import Completion, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.options import SchedulerName
-from dspark.runtime.target import TokenRun
+from dspark.runtime.model.target import TokenRun
+from dspark.runtime.scheduling.options import SchedulerName
 from tests.conftest import GOLDEN, ROOT
 from tests.providers.test_cuda import in_place_graph
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.bundle import CacheForm
+from dspark.runtime.bundle.manifest import CacheForm
 from tests.exported import Recorder, assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,11 +11,11 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.cache import KeyValueCache
-from dspark.runtime.clock import PhaseClock
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.options import SchedulerName
-from dspark.runtime.target import Target, TokenRun
+from dspark.runtime.cache.key_value_cache import KeyValueCache
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.clock import PhaseClock
+from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.scheduling.options import SchedulerName
 from tests.graph_host import Host
 
 pytestmark = pytest.mark.slow

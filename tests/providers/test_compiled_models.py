@@ -121,10 +121,10 @@ def test_the_version_of_a_plug_in_counts(install: Install, graph: Path, monkeypa
     qnn = find_provider("qnn")
     assert isinstance(qnn, OnnxRuntimeProvider)
     install(qnn, libraries={"/vendor/plugin.so": [FakeDevice("QNNExecutionProvider")]})
-    monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "2.7.0")
+    monkeypatch.setattr("dspark.providers.onnxruntime.provider.metadata.version", lambda name: "2.7.0")
     assert qnn.compile(graph, "fp16").version == "onnxruntime 1.32.0, onnxruntime-qnn 2.7.0"
     qnn.open(graph, LoadOptions(options={"htp_performance_mode": "burst"}))
-    monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "2.8.0")
+    monkeypatch.setattr("dspark.providers.onnxruntime.provider.metadata.version", lambda name: "2.8.0")
     with pytest.raises(ProviderError, match=r"onnxruntime-qnn 2\.7\.0', but here it is '.*onnxruntime-qnn 2\.8\.0'"):
         qnn.open(graph)
 

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, find_provider
-from dspark.providers.cuda import CUDA, CudaSession
-from dspark.providers.cuda_graph import CAPTURED_AFTER, OPTION
-from dspark.providers.cuda_staging import ALIGNMENT
+from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION
+from dspark.providers.cuda.provider import CUDA, CudaSession
+from dspark.providers.cuda.staging import ALIGNMENT
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.errors import RequestError
 from tests.providers import fake_cuda, fake_onnxruntime

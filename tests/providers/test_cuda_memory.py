@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.providers import ProviderError
-from dspark.providers.cuda_memory import Cuda, CudaArray
+from dspark.providers.cuda.memory import Cuda, CudaArray
 from dspark.providers.session import Index
 from tests.providers import fake_cuda
 

@@ -19,7 +19,7 @@ from dspark.providers import (
     added_providers,
     find_provider,
 )
-from dspark.providers.cpu import CPU
+from dspark.providers.descriptions.cpu import CPU
 from dspark.runtime import DSparkInference, SamplingParams
 from tests.runtime.command_line import runner
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dspark.providers import DeviceLoad, OnnxRuntimeProvider, find_provider
-from dspark.providers.device_load import (
+from dspark.providers.monitors import (
     AmdGpuMonitor,
     AscendMonitor,
     HostMonitor,

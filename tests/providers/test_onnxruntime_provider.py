@@ -175,7 +175,7 @@ def test_a_library_for_another_runtime_is_named_with_both_versions(
     provider: OnnxRuntimeProvider, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(provider, refuses="The requested API version [29] is not available, only [1, 25] are supported")
-    monkeypatch.setattr("dspark.providers.onnxruntime_provider.metadata.version", lambda name: "9.8.7")
+    monkeypatch.setattr("dspark.providers.onnxruntime.provider.metadata.version", lambda name: "9.8.7")
     assert provider.plugin is not None
     with pytest.raises(PluginError) as raised:
         provider.open(MODEL)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dspark.providers import ProviderError
-from dspark.providers.onnxruntime_session import OnnxRuntimeSession
+from dspark.providers.onnxruntime.session import OnnxRuntimeSession
 
 
 class Doubling:

@@ -11,7 +11,7 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import ON_CPU, ProviderError, Selection, find_provider
 from dspark.runtime import Bundle, DSparkInference, SamplingParams
-from dspark.runtime.inference import fitting_choices
+from dspark.runtime.loading.sessions import fitting_choices
 from tests.runtime.command_line import Run, runner
 
 GOLDEN = Path(__file__).parents[1] / "golden"

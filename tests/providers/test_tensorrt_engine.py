@@ -9,8 +9,8 @@ import pytest
 
 from dspark.providers import ProviderError
 from dspark.providers.engine_key import EngineKey
-from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, build_engine, open_engine
-from dspark.providers.tensorrt_profiles import Limits
+from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, build_engine, open_engine
+from dspark.providers.tensorrt.profiles import Limits
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_tensorrt import FakeTensorRt
 
@@ -88,7 +88,7 @@ def test_an_interrupt_ends_the_build_and_leaves_no_engine(
         def result(self) -> bytes:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dspark.providers.tensorrt_engine.ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr("dspark.providers.tensorrt.engine.ThreadPoolExecutor", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         build(graph)
     assert trt.cancelled

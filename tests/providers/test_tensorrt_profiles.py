@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dspark.providers.tensorrt_profiles import Dimensions, Limits, Profile, Range, profiles
+from dspark.providers.tensorrt.profiles import Dimensions, Limits, Profile, Range, profiles
 
 LIMITS = Limits(batch=4, draft_tokens=5, chunk=128, extension=256, capacity=4096)
 TARGET: tuple[Dimensions, ...] = (

@@ -13,10 +13,10 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Export, export_bundle, prepare
 from dspark.exporter.precision import Precision, PrecisionProfile
 from dspark.providers import Choice, ProviderError
-from dspark.providers.tensorrt_engine import TENSORRT_RTX, build_engine
-from dspark.providers.tensorrt_profiles import Limits
+from dspark.providers.tensorrt.engine import TENSORRT_RTX, build_engine
+from dspark.providers.tensorrt.profiles import Limits
 from dspark.runtime import Bundle
-from dspark.runtime.bundle import CacheForm
+from dspark.runtime.bundle.manifest import CacheForm
 from tests.conftest import GOLDEN, ROOT
 
 pytestmark = pytest.mark.providers

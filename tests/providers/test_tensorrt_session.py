@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dspark.providers import DeviceSession, LoadOptions, ProviderError, find_provider
-from dspark.providers.cuda_graph import CAPTURED_AFTER
-from dspark.providers.tensorrt_engine import TENSORRT, TENSORRT_RTX, Backend
-from dspark.providers.tensorrt_session import TensorRtSession
+from dspark.providers.cuda.graph import CAPTURED_AFTER
+from dspark.providers.tensorrt.engine import TENSORRT, TENSORRT_RTX, Backend
+from dspark.providers.tensorrt.session import TensorRtSession
 from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.fake_cuda import FakeCuda
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from dspark.runtime.cli import main
+from dspark.runtime.commands.app import main
 
 __all__ = ["Result", "Run", "runner"]
 

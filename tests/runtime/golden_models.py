@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from dspark.providers import Call, Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SpeculationOptions
-from dspark.runtime.contract import CHOICES, LOGIT_SUMS
-from dspark.runtime.cost import CostTable
-from dspark.runtime.engine_settings import EngineSettings
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.options import SchedulerName
+from dspark.runtime.bundle.contract import CHOICES, LOGIT_SUMS
+from dspark.runtime.costs.table import CostTable
+from dspark.runtime.engine.settings import EngineSettings
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.scheduling.options import SchedulerName
 
 __all__ = [
     "DRAFTERS",

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.runtime.acceptance import Sampler
+from dspark.runtime.decoding.acceptance import Sampler
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.decoding.scores import Scores
 from dspark.runtime.errors import NumericalError
-from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.scores import Scores
 
 SIZE = 8
 NONE = np.empty(0, np.int64)

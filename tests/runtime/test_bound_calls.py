@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from dspark.providers import find_provider
-from dspark.runtime import Bundle, bound_calls
-from dspark.runtime.bound_calls import KEPT, KEPT_BYTES, BoundCalls
-from dspark.runtime.bundle import CacheInfo
-from dspark.runtime.cache import KeyValueCache, make_cache
-from dspark.runtime.clock import PhaseClock
-from dspark.runtime.drafting import BlockDrafter, Eagle3Drafter, make_drafter
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.target import Target
+from dspark.runtime import Bundle
+from dspark.runtime.bundle.manifest import CacheInfo
+from dspark.runtime.cache.key_value_cache import KeyValueCache, make_cache
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model import bound_calls
+from dspark.runtime.model.block_drafter import BlockDrafter
+from dspark.runtime.model.bound_calls import KEPT, KEPT_BYTES, BoundCalls
+from dspark.runtime.model.clock import PhaseClock
+from dspark.runtime.model.drafters import make_drafter
+from dspark.runtime.model.eagle3_drafter import Eagle3Drafter
+from dspark.runtime.model.target import Target
 
 
 class Log:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from dspark.providers import find_provider
 from dspark.providers.engine_key import EngineKey
 from dspark.runtime import Bundle, BundleError, DSparkError, DSparkInference, ProviderError
-from dspark.runtime.bundle import MANIFEST, SCHEMA_VERSION, FileInfo, PrecisionInfo, hash_file
-from dspark.runtime.inference import open_sessions
+from dspark.runtime.bundle.hashing import hash_file
+from dspark.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, FileInfo, PrecisionInfo
+from dspark.runtime.loading.sessions import open_sessions
 
 GoldenBundle = Callable[[str], Path]
 NAMES = ["qwen3_target", "dspark_vanilla", "eagle3"]
@@ -147,7 +148,7 @@ def test_one_other_bit_in_any_file_is_found(place: float, copied: Path) -> None:
 
 def test_hashes_of_large_bundles_are_checked_on_request(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(copied / "weights.bin", 1000)
-    monkeypatch.setattr("dspark.runtime.bundle.HASHED_ALWAYS", 10_000)
+    monkeypatch.setattr("dspark.runtime.bundle.bundle.HASHED_ALWAYS", 10_000)
     Bundle.open(copied)
     with pytest.raises(BundleError, match=r"weights\.bin: altered"):
         Bundle.open(copied, check_hashes=True)

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from dspark.providers.cuda_memory import Cuda
-from dspark.runtime.bundle import CacheInfo
-from dspark.runtime.cache import REMEMBERED, TOKEN_STEP, KeyValueCache
+from dspark.providers.cuda.memory import Cuda
+from dspark.runtime.bundle.manifest import CacheInfo
+from dspark.runtime.cache.key_value_cache import REMEMBERED, TOKEN_STEP, KeyValueCache
 from tests.providers import fake_cuda
 
 GROUPS = (CacheInfo(layers=2, kv_heads=1, head_dim=3), CacheInfo(layers=1, kv_heads=2, head_dim=2))

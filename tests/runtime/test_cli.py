@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from dspark.runtime import SamplingParams
-from dspark.runtime.engine import Engine
+from dspark.runtime.engine.engine import Engine
 from tests.runtime.command_line import Result, Run
 from tests.runtime.golden_models import PROMPTS, ids, load
 
 GoldenBundle = Callable[[str], Path]
 
-COMMAND = [sys.executable, "-c", "from dspark.runtime.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from dspark.runtime.commands.app import main; main()"]
 FIELDS = {"index", "text", "token_ids", "finish_reason", "error", "prompt_tokens", "stats"}
 STATS = {
     *("rounds", "draft_lengths", "accepted_lengths", "acceptance_length"),

@@ -14,19 +14,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dspark.providers import OnnxRuntimeProvider, find_provider
-from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, pictures, profiling
-from dspark.runtime.cost import (
-    COST_FOLDER,
-    CostKey,
-    CostModel,
-    CostTable,
-    StepCurve,
-    cost_file,
-    cost_key,
-    read_costs,
-    write_costs,
-)
-from dspark.runtime.profiling import Grid, brief_grid, full_grid, measure, outliers
+from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams
+from dspark.runtime.costs import measure as measuring
+from dspark.runtime.costs.measure import Grid, brief_grid, full_grid, measure, outliers
+from dspark.runtime.costs.model import CostModel
+from dspark.runtime.costs.store import COST_FOLDER, cost_file, cost_key, read_costs, write_costs
+from dspark.runtime.costs.table import CostKey, CostTable, StepCurve
+from dspark.runtime.reports import pictures
 from tests.costs import KEY, cost_table
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import Arrays, tampered_sessions
@@ -342,7 +336,7 @@ def test_what_is_measured_is_what_calls_take(copied: Path, monkeypatch: pytest.M
             assert graph == "head" or inputs["context.0.key"][:, :, :100].all()  # as it takes time to read a full cache
 
     takes: list[tuple[int, int]] = []
-    monkeypatch.setattr(profiling, "perf_counter", lambda: now)
+    monkeypatch.setattr(measuring, "perf_counter", lambda: now)
     bundle = Bundle.open(copied)
     grid = Grid(requests=(1, 3), tokens=(1, 2, 6), repeats=5)
     profile = measure(bundle, tampered_sessions(bundle, take_time), grid)
@@ -467,7 +461,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     run: Run, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (copied / COST_FOLDER).write_text("in the way")
-    monkeypatch.setattr("dspark.runtime.cli.measure", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr("dspark.runtime.commands.app.measure", lambda *_: pytest.fail("measured in vain"))
     result = run("profile", copied)
     assert (result.code, result.out) == (1, "")
     assert re.fullmatch(rf"error: {copied / COST_FOLDER}: cannot be written: .+; nothing was measured\n", result.error)
@@ -480,7 +474,7 @@ def test_what_was_measured_is_shown_even_if_it_cannot_be_kept(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("dspark.runtime.cost.write_whole", full)
+    monkeypatch.setattr("dspark.runtime.costs.store.write_whole", full)
     result = run("profile", copied, "--max-requests", "1", "--repeats", "1", *flags)
     assert (result.code, result.error) == (1, "error: the output cannot be written: No space left on device\n")
     assert ("max_batch_tokens" if flags else "Drafts") in result.out

@@ -11,14 +11,14 @@ import pytest
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.cache import KeyValueCache
-from dspark.runtime.clock import PhaseClock
-from dspark.runtime.contract import CHOICES
-from dspark.runtime.drafting import EXTENSION
-from dspark.runtime.engine import PREFILL_CHUNK
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.request import Request
-from dspark.runtime.target import TARGET, Target, TokenRun
+from dspark.runtime.bundle.contract import CHOICES
+from dspark.runtime.cache.key_value_cache import TARGET, KeyValueCache
+from dspark.runtime.engine.engine import PREFILL_CHUNK
+from dspark.runtime.engine.request import Request
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.clock import PhaseClock
+from dspark.runtime.model.eagle3_drafter import EXTENSION
+from dspark.runtime.model.target import Target, TokenRun
 from tests.costs import cost_table
 from tests.runtime.golden_models import (
     DRAFTERS,
@@ -226,8 +226,8 @@ def test_a_prompt_in_chunks_equals_one_in_a_piece(
     cases = [(LONG, CASES[0][1]), (LONG[:99], CASES[4][1]), *CASES[7:12]]
     bundle = golden_bundle(name)
     expected = alone(load(bundle, 1, options), cases)
-    monkeypatch.setattr("dspark.runtime.engine.PREFILL_CHUNK", chunk)
-    monkeypatch.setattr("dspark.runtime.drafting.EXTENSION", chunk)
+    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("dspark.runtime.model.eagle3_drafter.EXTENSION", chunk)
     assert [outcome(completion) for completion in completions(load(bundle, 3, options), cases)] == expected
 
 
@@ -272,7 +272,7 @@ def test_a_request_cancelled_anywhere_disturbs_nobody(
     name: str, options: SpeculationOptions | None, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it waits, after each chunk of its prompt, and after each round; neighbours run and one more waits."""
-    monkeypatch.setattr("dspark.runtime.engine.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 8)
     inference = load(golden_bundle(name), 3, options)
     neighbours = [(PROMPTS[1], SETTINGS[0]), (PROMPTS[3], SETTINGS[1]), CASES[13]]
     expected = alone(inference, neighbours)
@@ -329,7 +329,7 @@ def test_a_step_that_breaks_leaves_no_request_behind(golden_bundle: GoldenBundle
 def test_many_requests_through_few_slots(
     name: str, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspark.runtime.engine.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 16)
     widths: list[int] = []
 
     def count(graph: str, inputs: Arrays, outputs: Arrays) -> None:
@@ -438,7 +438,7 @@ def test_a_cache_that_was_spoilt_is_not_handed_on(
     name: str, golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of early chunks are kept before anyone sees logits; masked, they still enter the next request's products."""
-    monkeypatch.setattr("dspark.runtime.engine.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("dspark.runtime.engine.engine.PREFILL_CHUNK", 8)
     poisoning = True
 
     def poison(graph: str, inputs: Arrays, outputs: Arrays) -> None:

@@ -14,8 +14,8 @@ from dspark.exporter.errors import ExportError
 from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.providers import ON_CPU, Choice, ProviderError, Selection, Session, find_provider
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.fixed_shapes import FixedShapeSession, graph_dimensions
-from dspark.runtime.inference import open_sessions
+from dspark.runtime.loading.sessions import open_sessions
+from dspark.runtime.model.fixed_shapes import FixedShapeSession, graph_dimensions
 from tests.runtime.command_line import runner
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import dspark.configs
 import dspark.providers
 import dspark.runtime
+from tests.conftest import ROOT
 
 GoldenBundle = Callable[[str], Path]
 
@@ -74,7 +76,7 @@ print(json.dumps([completions[0].text, text, [sum(each.stats.accepted_lengths) f
 
 
 def test_the_command_line_runs_without_them(golden_bundle: GoldenBundle, tmp_path: Path) -> None:
-    code = "from dspark.runtime.cli import main; main()"
+    code = "from dspark.runtime.commands.app import main; main()"
     bundle = str(golden_bundle("dspark_vanilla"))
     assert run(code, "generate", bundle, "--prompt", "tead ", "--max-new-tokens", "12") == "in the class\n"
     assert json.loads(run(code, "inspect", bundle, "--json"))["target"]["vocabulary_size"] == 160
@@ -142,10 +144,54 @@ def test_imports_point_one_way(package: object) -> None:
     assert not wrong
 
 
-def test_the_bundles_schema_depends_on_nothing_but_errors_and_the_engines_key() -> None:
-    """It is what the exporter imports of the runtime."""
-    assert dspark.runtime.__file__ is not None
-    bundle = {"dspark.providers.engine_key", "dspark.runtime.errors", "dspark.runtime.versioned_file"}
-    for name, needed in (("bundle", bundle), ("versioned_file", {"dspark.runtime.errors"})):
-        file = Path(dspark.runtime.__file__).with_name(f"{name}.py")
-        assert {module for module in imports(file) if root(module).startswith("dspark")} == needed
+FOLDERS = (
+    "errors",
+    "bundle",
+    "text",
+    "decoding",
+    "cache",
+    "model",
+    "costs",
+    "scheduling",
+    "engine",
+    "loading",
+    "inference",
+    "conversation",
+    "rows",
+    "reports",
+    "measuring",
+    "evaluation",
+    "commands",
+)
+"""The runtime's folders and the modules beside them, from the ground up: each imports only what stands before it."""
+
+
+def test_the_runtimes_folders_import_one_way() -> None:
+    (top,) = map(Path, dspark.runtime.__path__)
+    rooms = {path.stem for path in top.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms - {"__init__"} == set(FOLDERS)
+    for file in top.rglob("*.py"):
+        if file == top / "__init__.py":  # the public face: it loads names on demand
+            continue
+        place = FOLDERS.index(file.relative_to(top).parts[0].removesuffix(".py"))
+        for module in imports(file):
+            if root(module) == "dspark.runtime" and module != "dspark.runtime":
+                assert module.split(".")[2] in FOLDERS[: place + 1], f"{file.relative_to(top)} imports {module}"
+
+
+def test_every_folder_is_described_and_installed() -> None:
+    """A folder that ``pyproject.toml`` does not list would be missing from the wheel."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    for name in ("configs", "exporter", "providers", "runtime"):
+        for init in (ROOT / name).rglob("__init__.py"):
+            assert ".".join(("dspark", *init.parent.relative_to(ROOT).parts)) in described
+            assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), f"{init} says nothing"
+
+
+def test_what_the_exporter_reads_of_a_bundle_depends_on_little() -> None:
+    """The manifest's schema is all that an exporter on another machine needs of the runtime."""
+    (top,) = map(Path, dspark.runtime.__path__)
+    allowed = ("dspark.providers.engine_key", "dspark.runtime.bundle.", "dspark.runtime.errors")
+    for file in (top / "bundle").glob("*.py"):
+        for module in imports(file):
+            assert root(module) not in ("dspark.runtime", "dspark.providers") or module.startswith(allowed)

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from dspark.runtime import RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.load_bench import (
+from dspark.runtime.engine.request import Stats
+from dspark.runtime.measuring.load import (
     LoadCell,
     LoadReport,
     LoadSettings,
@@ -19,8 +20,7 @@ from dspark.runtime.load_bench import (
     _Turn,
     run_load_benchmark,
 )
-from dspark.runtime.options import SchedulerName
-from dspark.runtime.request import Stats
+from dspark.runtime.scheduling.options import SchedulerName
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import PROMPTS, load
 
@@ -112,7 +112,7 @@ def turn_of(works: Clockwork, count: int, users: int, load: _Load) -> _Turn:
 @pytest.mark.parametrize(("users", "count"), [(1, 1), (2, 5), (3, 3), (4, 12)])
 def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     works, load = Clockwork(), _Load()
-    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: Clockwork.now)
+    monkeypatch.setattr("dspark.runtime.measuring.load.perf_counter", lambda: Clockwork.now)
     assert sum(_side_by_side([turn_of(works, count, users, load)])) == count
     assert works.most == users
     assert load.seconds == 3.0 * (count // users)  # afterwards some user has nothing to do
@@ -130,7 +130,7 @@ def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.Monk
 
 
 def test_engines_work_side_by_side_and_each_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspark.runtime.load_bench.perf_counter", lambda: Clockwork.now)
+    monkeypatch.setattr("dspark.runtime.measuring.load.perf_counter", lambda: Clockwork.now)
     slow, fast = (turn_of(Clockwork(seconds), 8, 2, _Load()) for seconds in (3.0, 1.0))
     for _ in _side_by_side([slow, fast]):
         assert fast.done or abs(slow.seconds - fast.seconds) <= 3.0  # never further than a step apart

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.runtime import SamplingParams
-from dspark.runtime.acceptance import Sampler
-from dspark.runtime.queue import PASSED_OVER, RequestQueue
-from dspark.runtime.request import Priority, Request
+from dspark.runtime.decoding.acceptance import Sampler
+from dspark.runtime.engine.queue import PASSED_OVER, RequestQueue
+from dspark.runtime.engine.request import Priority, Request
 
 PRIORITIES: st.SearchStrategy[Priority] = st.sampled_from(("interactive", "batch"))
 EVENTS = st.lists(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.runtime import NumericalError, SamplingParams, SpeculationOptions
-from dspark.runtime.rounds import Round, RoundTable
+from dspark.runtime.decoding.rounds import Round, RoundTable
 from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, load, tampered
 
 GoldenBundle = Callable[[str], Path]

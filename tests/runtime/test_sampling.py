@@ -11,11 +11,12 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 from scipy import stats
 
-from dspark.runtime.acceptance import Sampler
+from dspark.runtime.decoding.acceptance import Sampler
+from dspark.runtime.decoding.distribution import Distribution, shaped
+from dspark.runtime.decoding.penalties import Penalties
+from dspark.runtime.decoding.sampling_params import SamplingParams
+from dspark.runtime.decoding.scores import Scores
 from dspark.runtime.errors import RequestError
-from dspark.runtime.sampling import SamplingParams
-from dspark.runtime.scores import Scores
-from dspark.runtime.shaping import Distribution, Penalties, shaped
 
 
 def reference(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from dspark.runtime.decoding.scores import Scores
 from dspark.runtime.errors import NumericalError
-from dspark.runtime.scores import Scores
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (5, 40)).astype(np.float32)
 LARGEST = np.finfo(np.float32).max

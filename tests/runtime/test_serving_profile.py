@@ -11,8 +11,8 @@ import pytest
 
 from dspark.configs import serving_profiles
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.engine_settings import EngineSettings
-from dspark.runtime.serving_profile import ServingProfile, ShortProfile, find_profile
+from dspark.runtime.engine.settings import EngineSettings
+from dspark.runtime.loading.serving_profile import ServingProfile, ShortProfile, find_profile
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import PROMPTS, load
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dspark.runtime import DSparkInference, NumericalError, SamplingParams, SpeculationOptions
-from dspark.runtime.engine_settings import EngineSettings
-from dspark.runtime.request import Priority, Request
+from dspark.runtime.engine.request import Priority, Request
+from dspark.runtime.engine.settings import EngineSettings
 from tests.runtime.golden_models import PROMPTS, Arrays, outcome, tampered
 
 GoldenBundle = Callable[[str], Path]

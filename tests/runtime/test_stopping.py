@@ -12,7 +12,7 @@ import pytest
 from dspark.exporter.export import export_bundle, prepare
 from dspark.providers import Session, find_provider
 from dspark.runtime import Bundle, Completion, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.inference import open_sessions
+from dspark.runtime.loading.sessions import open_sessions
 from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, load
 
 GoldenBundle = Callable[[str], Path]

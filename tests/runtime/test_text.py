@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from dspark.runtime.errors import BundleError, RequestError
-from dspark.runtime.text import TextProcessor, TextStream
+from dspark.runtime.text.stream import TextStream
+from dspark.runtime.text.tokenizer import TextProcessor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CORPUS = [
@@ -216,7 +217,8 @@ def test_without_a_template_there_is_no_chat():
 def test_jinja_is_imported_by_the_first_conversation_only():
     code = """
 import sys
-from dspark.runtime.text import TextProcessor, TextStream
+from dspark.runtime.text.tokenizer import TextProcessor
+from dspark.runtime.text.stream import TextStream
 processor = TextProcessor(sys.stdin.read(), "{{ messages[0].content }}")
 TextStream(processor).push(processor.encode("hi"))
 assert "jinja2" not in sys.modules

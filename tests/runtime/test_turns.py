@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 
-from dspark.runtime.turns import Turns
+from dspark.runtime.engine.turns import Turns
 
 
 def test_one_thread_has_the_turn() -> None:

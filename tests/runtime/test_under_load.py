@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dspark.providers import ProviderError
 from dspark.runtime import DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.engine_settings import EngineSettings
-from dspark.runtime.request import Request
+from dspark.runtime.engine.request import Request
+from dspark.runtime.engine.settings import EngineSettings
 from tests.runtime.golden_models import PROMPTS, Arrays, Tamper, load, outcome, tampered
 
 GoldenBundle = Callable[[str], Path]

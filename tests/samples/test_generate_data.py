@@ -9,7 +9,7 @@ import pytest
 from generate_data import Conversations, Writer, main
 
 from dspark.runtime import DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.request import Request
+from dspark.runtime.engine.request import Request
 
 PROMPTS = ["tead ", "in the", "the class", "a", "in a class", "tead the"]
 

@@ -84,7 +84,7 @@ def test_the_exported_drafter_is_the_trained_one(kind: str, tmp_path: Path) -> N
     from dspark.exporter.exported_graphs import ExportedGraphs
     from dspark.exporter.torch_reference import load_target_model
     from dspark.runtime import Bundle
-    from dspark.runtime.contract import FEATURE, context_names
+    from dspark.runtime.bundle.contract import FEATURE, context_names
 
     name, head = kind.split()
     target, output = train(tmp_path, name, head)

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from dspark.runtime.bundle import CacheForm
-from dspark.runtime.contract import CHOICES, LOGIT_SUMS
+from dspark.runtime.bundle.contract import CHOICES, LOGIT_SUMS
+from dspark.runtime.bundle.manifest import CacheForm
 from tests.checkpoints import write_deepspec, write_eagle3, write_target
 from tests.exported import assert_close, export
 from tests.graph_host import Host, Request

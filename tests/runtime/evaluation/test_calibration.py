@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams, SpeculationOptions
-from dspark.runtime.bundle import MANIFEST
-from dspark.runtime.calibration import CALIBRATION, Calibration, confidence_files, confidences, read_calibration
+from dspark.runtime.bundle.calibration import CALIBRATION, Calibration, confidence_files, confidences, read_calibration
+from dspark.runtime.bundle.manifest import MANIFEST
+from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.evaluation.temperature_scaling import TEMPERATURES, fit_temperatures, survival_errors
-from dspark.runtime.rounds import Round, RoundTable
 from tests.runtime.command_line import Run
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load
 

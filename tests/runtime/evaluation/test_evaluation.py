@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.runtime import Bundle, SamplingParams, SpeculationOptions
-from dspark.runtime.acceptance import Sampler
-from dspark.runtime.calibration import CALIBRATION, confidences
+from dspark.runtime.bundle.calibration import CALIBRATION, confidences
+from dspark.runtime.decoding.acceptance import Sampler
+from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.evaluation import report as report_module
 from dspark.runtime.evaluation.evaluator import Evaluation
 from dspark.runtime.evaluation.figures import (
@@ -28,7 +29,6 @@ from dspark.runtime.evaluation.figures import (
     macro_average,
     sweep_figures,
 )
-from dspark.runtime.rounds import Round, RoundTable
 from dspark.runtime.scheduling.scheduler import Batch, ThresholdScheduler
 from tests.runtime.command_line import Run
 from tests.runtime.evaluation.test_calibration import calibrated

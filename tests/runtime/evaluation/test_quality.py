@@ -18,10 +18,12 @@ from scipy.stats import entropy
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import SamplingParams
-from dspark.runtime.bundle import MANIFEST, hash_file
+from dspark.runtime.bundle.hashing import hash_file
+from dspark.runtime.bundle.manifest import MANIFEST
 from dspark.runtime.evaluation import quality
 from dspark.runtime.evaluation.quality import Comparison, PositionScores, quality_figures, score_positions
-from dspark.runtime.evaluation.tables import comparison_tables, show_tables
+from dspark.runtime.evaluation.tables import comparison_tables
+from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
 from tests.runtime.command_line import Result, Run
 from tests.runtime.golden_models import GOLDEN, PROMPTS, load

@@ -9,11 +9,12 @@ import pytest
 
 from dspark.providers import find_provider
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
-from dspark.runtime.cost import CostModel, CostTable
-from dspark.runtime.inference import open_sessions
-from dspark.runtime.options import SchedulerName
-from dspark.runtime.rounds import Round
+from dspark.runtime.costs.model import CostModel
+from dspark.runtime.costs.table import CostTable
+from dspark.runtime.decoding.rounds import Round
+from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
+from dspark.runtime.scheduling.options import SchedulerName
 from dspark.runtime.scheduling.pause import PLAIN_EVERY, TRIALS, DraftPause
 from dspark.runtime.scheduling.rates import AcceptanceRates
 from dspark.runtime.scheduling.scheduler import Batch

@@ -1,0 +1,4 @@
+"""Tables, pictures and lines for people.
+
+Imports errors only.
+"""
