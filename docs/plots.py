@@ -31,6 +31,7 @@ STYLE = {
 
 
 def main() -> None:
+    """Draws all of them."""
     figures = json.loads((HERE / "figures.json").read_text(encoding="utf-8"))
     mpl.use("svg")
     with mpl.rc_context(STYLE):
