@@ -10,10 +10,13 @@ from dspark.providers.session import (
     Call,
     DeviceArray,
     DeviceSession,
+    LimitedSession,
     NodeTime,
     PlacedNode,
     ProfiledSession,
     Session,
+    SessionLimits,
+    limits_of,
 )
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "DeviceMonitor",
     "DeviceSession",
     "Discovery",
+    "LimitedSession",
     "LoadOptions",
     "NodeTime",
     "OnnxRuntimeProvider",
@@ -39,6 +43,8 @@ __all__ = [
     "ProviderError",
     "Selection",
     "Session",
+    "SessionLimits",
     "added_providers",
     "find_provider",
+    "limits_of",
 ]

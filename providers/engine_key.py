@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dspark.providers.errors import ProviderError
+from dspark.providers.session import SessionLimits
 
 __all__ = ["ENGINES", "EngineKey", "graph_hash"]
 
@@ -37,10 +38,23 @@ class EngineKey:
     profiles: Mapping[str, Mapping[str, Sequence[int]]]
 
     @property
-    def cache_capacity(self) -> int | None:
-        """Rows that a cache must have; None when there may be fewer."""
-        low, _, high = next(iter(self.profiles.values())).get("S", (0, 0, 1))
-        return high if low == high else None
+    def limits(self) -> SessionLimits:
+        """The largest calls that some profile allows; a symbol that no profile has may have any value."""
+        requests = self._most("B", self.profiles)
+        wide = [name for name, ranges in self.profiles.items() if "B" not in ranges or ranges["B"][2] == requests]
+        cached = [ranges["S"] for ranges in self.profiles.values() if "S" in ranges]
+        return SessionLimits(
+            requests=requests,
+            prompt_tokens=self._most("T", self.profiles),
+            tokens_per_request=self._most("T", wide),
+            cache_tokens=self._most("S", self.profiles),
+            fixed_cache=any(low == high for low, _, high in cached),
+        )
+
+    def _most(self, symbol: str, names: Iterable[str]) -> int | None:
+        """The largest value of a symbol in some profiles; None if it has no range there."""
+        ranges = (self.profiles[name] for name in names)
+        return max((each[symbol][2] for each in ranges if symbol in each), default=None)
 
     @classmethod
     def read(cls, file: Path) -> "EngineKey":

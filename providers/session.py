@@ -13,10 +13,13 @@ __all__ = [
     "DeviceArray",
     "DeviceSession",
     "Index",
+    "LimitedSession",
     "NodeTime",
     "PlacedNode",
     "ProfiledSession",
     "Session",
+    "SessionLimits",
+    "limits_of",
 ]
 
 
@@ -40,6 +43,41 @@ class Session(Protocol):
         Raises:
             ProviderError: The graph has no such input or output.
         """
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """The largest calls that a session takes, in symbols of ARCHITECTURE.md, "The graphs"; None: any.
+
+    Attributes:
+        requests: Requests of a call (B).
+        prompt_tokens: Tokens of a call of one request (T), for example a piece of a prompt.
+        tokens_per_request: Tokens of each request in a call of several (T), for example an anchor and its draft.
+        cache_tokens: Rows of the cache (S).
+        fixed_cache: Whether the cache must have exactly as many rows.
+    """
+
+    requests: int | None = None
+    prompt_tokens: int | None = None
+    tokens_per_request: int | None = None
+    cache_tokens: int | None = None
+    fixed_cache: bool = False
+
+
+@runtime_checkable
+class LimitedSession(Session, Protocol):
+    """A loaded graph that does not take calls of every size.
+
+    Attributes:
+        limits: The largest calls that it takes.
+    """
+
+    limits: SessionLimits
+
+
+def limits_of(session: Session) -> SessionLimits:
+    """The largest calls that a session takes: any, if it states no limits."""
+    return session.limits if isinstance(session, LimitedSession) else SessionLimits()
 
 
 class DeviceArray(Protocol):
@@ -80,16 +118,11 @@ Index: TypeAlias = int | slice | tuple[int | slice, ...]
 
 
 @runtime_checkable
-class DeviceSession(Session, Protocol):
+class DeviceSession(LimitedSession, Protocol):
     """A loaded graph on a device with memory of its own, where what the host does not look at can stay.
 
     An output may be bound to the array that an input is bound to: a graph that writes its cache in place.
-
-    Attributes:
-        cache_capacity: Rows that a cache must have where the graph was compiled for one size; None: any.
     """
-
-    cache_capacity: int | None
 
     def device_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Allocates an array of zeros on the device.

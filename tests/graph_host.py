@@ -35,6 +35,8 @@ def open_graph(bundle: Path, name: str) -> onnxruntime.InferenceSession:
     """A graph of a bundle on the CPU provider."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # a cache that is not written in place is copied, and warned of
+    if b"QGemm" in (bundle / f"{name}.onnx").read_bytes():  # exact products on processors without VNNI, too
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(str(bundle / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
 
 

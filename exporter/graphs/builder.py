@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -115,13 +116,22 @@ class GraphBuilder:
         (value,) = self.packed(name, tensor, FLOAT32)
         return value
 
-    def packed(self, name: str, tensor: LazyTensor, packing: Packing) -> list[ir.Value]:
-        """A packed checkpoint tensor as initializers that refer to the file of weights, named as first used."""
-        references = self._weights.add(tensor, packing)
-        names = [name, *(f"{name}.scale" for _ in references[1:])]
-        return [
-            self._initializer(id(reference), reference, each) for each, reference in zip(names, references, strict=True)
-        ]
+    def packed(self, name: str, tensor: LazyTensor, packing: Packing, *, own: bool = False) -> list[ir.Value]:
+        """A packed checkpoint tensor as initializers that refer to the file of weights, named as first used.
+
+        Args:
+            name: The initializers' name.
+            tensor: What is stored, once per file of weights.
+            packing: How it is stored.
+            own: Whether the first initializer (the values) is for one node alone.
+        """
+        values, *scales = self._weights.add(tensor, packing)
+        first = self.own(name, values) if own else self._initializer(id(values), values, name)
+        return [first, *(self._initializer(id(scale), scale, f"{name}.scale") for scale in scales)]
+
+    def own(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        """An initializer that one node alone reads."""
+        return self._initializer(object(), tensor, name)
 
     def constant(self, array: NDArray[np.generic] | np.generic) -> ir.Value:
         """A small constant, stored in the graph; equal ones are stored once."""
@@ -154,7 +164,10 @@ class GraphBuilder:
 
     def _initializer(self, key: object, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         if key not in self._initializers:
-            self._initializers[key] = self._tape.initializer(tensor, name=name)
+            taken = {value.name for value in self._initializers.values()}
+            numbered = (f"{name}.{number}" for number in count(2))
+            free = next(each for each in chain([name], numbered) if each not in taken)
+            self._initializers[key] = self._tape.initializer(tensor, name=free)
         return self._initializers[key]
 
     def _node_name(self, op_type: str) -> str:

@@ -20,7 +20,7 @@ from dspark.providers.monitors import NvidiaMonitor
 from dspark.providers.onnxruntime.provider import OnnxRuntimeProvider, import_onnxruntime
 from dspark.providers.onnxruntime.session import OnnxRuntimeSession
 from dspark.providers.provider import NOTHING, LoadOptions
-from dspark.providers.session import Buffer, Call
+from dspark.providers.session import Buffer, Call, SessionLimits
 
 __all__ = ["CUDA", "SHAPE_OPERATORS", "CudaSession"]
 
@@ -55,7 +55,7 @@ class CudaSession(OnnxRuntimeSession):
         folder: "TemporaryDirectory[str] | None" = None,
     ) -> None:
         super().__init__(model, session, folder)
-        self.cache_capacity: int | None = None
+        self.limits = SessionLimits()
         self._memory = memory
         self._cuda = Cuda()
         self._staging = Staging(self._cuda)

@@ -182,8 +182,8 @@ class OnnxRuntimeProvider(Provider):
         """What the runtime sees of an ``onnxruntime.InferenceSession``."""
         return OnnxRuntimeSession(model, session, folder)
 
-    def configure(self, session_options: Any) -> None:
-        """Changes ONNX Runtime's session options, for providers that need it."""
+    def configure(self, model: Path, session_options: Any) -> None:
+        """Changes ONNX Runtime's session options for a graph, for providers that need it."""
 
     def compiled_device(self, options: Mapping[str, str]) -> str:
         """The device of a key: the options that a compiled model depends on."""
@@ -281,7 +281,7 @@ class OnnxRuntimeProvider(Provider):
             session_options.add_session_config_entry(name, value)
         for name, size in how.dimensions.items():
             session_options.add_free_dimension_override_by_name(name, size)
-        self.configure(session_options)
+        self.configure(model, session_options)
         passed = {**self.default_options(how.threads), **how.options}
         arguments: dict[str, Any] = {"enable_fallback": 0}
         try:

@@ -43,7 +43,7 @@ class TensorRtSession:
         self._engine, self._errors = opened.native, opened.errors
         self._name = f"{graph.stem} ({backend.name})"
         self._profiles = tuple(opened.key.profiles)
-        self.cache_capacity = opened.key.cache_capacity
+        self.limits = opened.key.limits
         self._cuda = Cuda()
         self._captures = graphs and not backend.portable
         self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED

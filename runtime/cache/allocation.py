@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.providers.session import DeviceSession, Session
+from dspark.providers.session import DeviceSession, Session, limits_of
 
 __all__ = ["common_allocator", "fixed_capacity", "host_zeros"]
 
@@ -36,5 +36,5 @@ def common_allocator(sessions: Sequence[Session], on_host: Callable[..., Any]) -
 
 def fixed_capacity(sessions: Mapping[str, Session]) -> int | None:
     """Rows that the cache must have, if the target was compiled for one size."""
-    target = sessions["target"]
-    return target.cache_capacity if isinstance(target, DeviceSession) else None
+    limits = limits_of(sessions["target"])
+    return limits.cache_tokens if limits.fixed_cache else None

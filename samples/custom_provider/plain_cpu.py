@@ -4,6 +4,7 @@ Where a graph gives other values on ``plain-cpu`` than on ``cpu``, an optimisati
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dspark.providers import OnnxRuntimeProvider
@@ -15,7 +16,7 @@ __all__ = ["PLAIN_CPU"]
 class PlainCpuProvider(OnnxRuntimeProvider):
     """ONNX Runtime's CPU provider without fused or folded nodes."""
 
-    def configure(self, session_options: Any) -> None:
+    def configure(self, model: Path, session_options: Any) -> None:
         """Turns ONNX Runtime's graph optimisations off."""
         session_options.graph_optimization_level = type(session_options.graph_optimization_level).ORT_DISABLE_ALL
 

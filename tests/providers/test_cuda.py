@@ -12,7 +12,15 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, find_provider
+from dspark.providers import (
+    Call,
+    DeviceSession,
+    LoadOptions,
+    ProviderError,
+    Session,
+    SessionLimits,
+    find_provider,
+)
 from dspark.providers.cuda.graph import CAPTURED_AFTER, OPTION
 from dspark.providers.cuda.provider import CUDA, CudaSession
 from dspark.providers.cuda.staging import ALIGNMENT
@@ -100,7 +108,7 @@ def test_a_cache_of_a_size_that_the_target_was_compiled_for(golden_bundle: Golde
     files = bundle.manifest.graphs.model_dump(exclude_none=True)
     sessions = {name: on_host(bundle.file(file)) for name, file in files.items()}
     free = generate(bundle, sessions)
-    sessions["target"].cache_capacity = 192
+    sessions["target"].limits = SessionLimits(cache_tokens=192, fixed_cache=True)
     seen = set()
     bind = sessions["target"].bind
 
@@ -120,7 +128,7 @@ def test_texts_are_bounded_by_the_size_that_the_target_was_compiled_for(
 
     def compiled(provider: object, model: Path, how: LoadOptions) -> Session:
         session = on_host(model)
-        session.cache_capacity = 192
+        session.limits = SessionLimits(cache_tokens=192, fixed_cache=True)
         return session
 
     monkeypatch.setattr(type(CUDA), "open", compiled)

@@ -140,15 +140,6 @@ def test_an_engine_for_something_else_is_refused_with_both_values(
         open_engine(TENSORRT, graph)
 
 
-def test_what_a_cache_must_have_room_for() -> None:
-    def capacity(*ranges: int) -> int | None:
-        return EngineKey("", "", "", "", "", 1, {"decode": {"B": [1, 1, 4], "S": ranges}}).cache_capacity
-
-    assert capacity(1, 64, 128) is None
-    assert capacity(128, 128, 128) == 128
-    assert EngineKey("", "", "", "", "", 1, {"draft": {"B": [1, 1, 4]}}).cache_capacity is None
-
-
 def test_no_engine_a_damaged_engine_and_a_damaged_key(trt: FakeTensorRt, graph: Path) -> None:
     with pytest.raises(ProviderError, match=r"target\.engine: no engine for tensorrt here; compile it with"):
         open_engine(TENSORRT, graph)

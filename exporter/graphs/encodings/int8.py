@@ -39,9 +39,10 @@ class Int8(Encoding):
 
     def multiply(self, g: GraphBuilder, x: ir.Value, name: str, weight: LazyTensor) -> ir.Value:
         """ONNX Runtime's QGemm; unlike MatMulInteger it reads weights as ``[out, in]``, so tables can be shared."""
-        stored, scales = g.packed(name, weight, ROTATED_INT8)
+        # ONNX Runtime rewrites signed weights for processors without VNNI, and fails where several nodes read them.
+        stored, scales = g.packed(name, weight, ROTATED_INT8, own=True)
+        zeros = g.own(f"{name}.zero_point", ir.tensor(np.zeros(weight.shape[0], np.int8)))
         rounded, largest = g.once(x, "int8", lambda: self._round(g, x, weight.shape[1]))
-        zeros = g.constant(np.zeros(weight.shape[0], np.int8))
         step, zero_point = self._steps(g)
         product = g.op("QGemm", rounded, step, zero_point, stored, scales, zeros, domain=MICROSOFT, transB=1)
         return g.op("Mul", product, largest)
