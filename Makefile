@@ -14,10 +14,13 @@ BUNDLE := $(CACHE)/smollm2
 SOURCES := pyproject.toml $(shell find configs exporter providers runtime -name '*.py' -o -name '*.yaml' -o -name '*.jsonl' -o -name '*.jinja')
 DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
-.PHONY: demo test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types clean
+.PHONY: demo develop docs test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types clean
 
 demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
 	$(BIN)/python samples/smollm2/demo.py $(BUNDLE)
+
+develop: $(VENV)/.dev ## installs editably, so that edits take effect at once; to be repeated when files come or go
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable . --config-settings editable_mode=strict
 
 test: $(VENV)/.dev ## the tests that need neither a model nor PyTorch
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu and not providers"
@@ -59,6 +62,9 @@ format: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy -p dspark.providers -p dspark.runtime -p dspark.exporter -p dspark.configs
 
+docs: $(VENV)/.docs ## the documentation as a site in build/site, strictly: every link has to lead somewhere
+	PYTHONPATH=. $(BIN)/zensical build --strict --clean
+
 clean:
 	rm -rf $(VENV) $(OPENVINO) $(GGML) $(GPU) $(CACHE) build dist *.egg-info
 
@@ -73,6 +79,10 @@ $(VENV)/.installed: $(SOURCES)
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install $(PIP_FLAGS) ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install $(PIP_FLAGS) ".[docs]"
 	touch $@
 
 $(GGUF): | $(VENV)/.installed

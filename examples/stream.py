@@ -1,0 +1,14 @@
+"""Prints text as it is decided.
+
+Usage: stream.py BUNDLE PROMPT
+"""
+
+import sys
+
+from dspark.runtime import DSparkInference, SamplingParams
+
+bundle, prompt = sys.argv[1:]
+model = DSparkInference.load(bundle, profile="flash")
+for chunk in model.stream(prompt, SamplingParams(max_new_tokens=128)):
+    print(chunk.text, end="", flush=True)
+print()
