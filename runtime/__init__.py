@@ -2,8 +2,8 @@
 
     from dspark.runtime import DSparkInference, SamplingParams
 
-    model = DSparkInference.load("bundle")
-    model.generate(["Why is the sky blue?"], SamplingParams(max_new_tokens=64))
+    with DSparkInference.load("bundle") as model:
+        (done,) = model.generate(["Why is the sky blue?"], SamplingParams(max_new_tokens=64))
 
 Names are loaded when they are first used, so importing the package costs next to nothing.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dspark.runtime.bundle.bundle import Bundle
     from dspark.runtime.conversation import Conversation
     from dspark.runtime.decoding.sampling_params import SamplingParams
-    from dspark.runtime.engine.request import Completion, Stats
+    from dspark.runtime.engine.request import Completion, Priority, Request, Stats
     from dspark.runtime.errors import BundleError, DSparkError, NumericalError, ProviderError, RequestError
     from dspark.runtime.inference import Chunk, DSparkInference
     from dspark.runtime.scheduling.options import SpeculationOptions
@@ -29,7 +29,9 @@ __all__ = [
     "DSparkError",
     "DSparkInference",
     "NumericalError",
+    "Priority",
     "ProviderError",
+    "Request",
     "RequestError",
     "SamplingParams",
     "SpeculationOptions",
@@ -42,6 +44,8 @@ _MODULES = {
     "Completion": "engine.request",
     "Conversation": "conversation",
     "DSparkInference": "inference",
+    "Priority": "engine.request",
+    "Request": "engine.request",
     "SamplingParams": "decoding.sampling_params",
     "SpeculationOptions": "scheduling.options",
     "Stats": "engine.request",

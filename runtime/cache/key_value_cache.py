@@ -3,6 +3,7 @@
 Rows of rejected tokens do not count, so there is nothing to roll back.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class KeyValueCache:
         slots: Requests it has room for; memory is touched only when they are used.
         allocate: Makes an array of zeros of a shape and type, for example ``DeviceSession.device_array``.
         capacities: The only capacities it may have, ascending; by default any.
+        most: The largest capacity it may have; None: any.
 
     Attributes:
         lengths: Tokens of each slot, int64 ``[groups, slots]``.
@@ -53,10 +55,12 @@ class KeyValueCache:
         slots: int,
         allocate: Callable[..., Any] = host_zeros,
         capacities: Sequence[int] | None = None,
+        most: int | None = None,
     ) -> None:
         self._infos = tuple(groups)
         self._allocate = allocate
         self._capacities = capacities
+        self._most = most
         self.lengths = np.zeros((len(self._infos), slots), np.int64)
         self._arrays = [self._zeros(info, self._capacity_for(1)) for info in self._infos]
         self._needed = deque([0], REMEMBERED)
@@ -144,7 +148,7 @@ class KeyValueCache:
     def _capacity_for(self, tokens: int) -> int:
         """The smallest capacity that so many tokens fit into."""
         if self._capacities is None:
-            return -(-tokens // TOKEN_STEP) * TOKEN_STEP
+            return min(-(-tokens // TOKEN_STEP) * TOKEN_STEP, self._most or sys.maxsize)
         return next(capacity for capacity in self._capacities if capacity >= tokens)
 
     def _reallocate(self, capacity: int) -> None:
@@ -172,6 +176,6 @@ def make_cache(manifest: Manifest, sessions: Mapping[str, Session], slots: int) 
     shapes, limits = manifest.shapes, limits_of(sessions["target"])
     if shapes is not None:
         return KeyValueCache(manifest.caches, shapes.batch, allocate, shapes.capacities)
-    return KeyValueCache(
-        manifest.caches, slots, allocate, (limits.cache_tokens,) if limits.fixed_cache and limits.cache_tokens else None
-    )
+    if limits.fixed_cache and limits.cache_tokens is not None:
+        return KeyValueCache(manifest.caches, slots, allocate, (limits.cache_tokens,))
+    return KeyValueCache(manifest.caches, slots, allocate, most=limits.cache_tokens)

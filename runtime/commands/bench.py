@@ -31,7 +31,7 @@ from dspark.runtime.reports.tables import show_tables
 
 if TYPE_CHECKING:
     from dspark.runtime.measuring.decoding import BenchReport
-    from dspark.runtime.measuring.load import LoadSettings
+    from dspark.runtime.measuring.load_figures import LoadSettings
     from dspark.runtime.measuring.operators import GraphProfile
     from dspark.runtime.scheduling.options import SpeculationOptions
 
@@ -112,7 +112,7 @@ def bench(
     rows = list(read_rows(read_lines(str(input)) if input else default_prompts().splitlines(keepends=True)))
     options = SpeculationOptions(scheduler, max_draft_tokens, confidence_threshold)
     if load:
-        from dspark.runtime.measuring.load import LoadSettings
+        from dspark.runtime.measuring.load_figures import LoadSettings
 
         if scheduler is not None:
             raise RequestError(f"--scheduler {scheduler} chooses one; with --load use --schedulers")

@@ -52,7 +52,8 @@ def compare(
     from dspark.runtime.bundle.bundle import Bundle
     from dspark.runtime.decoding.sampling_params import SamplingParams
     from dspark.runtime.evaluation.datasets import read_datasets
-    from dspark.runtime.evaluation.quality import ComparisonSettings, run_comparison
+    from dspark.runtime.evaluation.quality import run_comparison
+    from dspark.runtime.evaluation.quality_figures import ComparisonSettings
     from dspark.runtime.evaluation.tables import comparison_tables
 
     datasets = read_datasets([*input, *(more or [])], samples)

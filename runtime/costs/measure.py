@@ -202,7 +202,7 @@ class _Bench:
         self._begin(requests)  # the drafter has only this step's tokens to take
         self.steps(requests, (1,), profile)
         start = perf_counter()
-        self._drafter.propose([self._input] * requests)
+        self._drafter.draft([self._input] * requests)
         profile.drafts[self.context_length, requests].append(perf_counter() - start)
 
     def _begin(self, requests: int) -> None:

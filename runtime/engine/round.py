@@ -138,7 +138,7 @@ class DecodingRound:
         if self._speculation is None or not self._speculation.scheduler.drafts(batch):
             return None
         length = self._speculation.draft_length
-        return self._speculation.drafter.propose(
+        return self._speculation.drafter.draft(
             [
                 DraftInput(request.anchor, request.sampler.draft_uniforms(length), request.sampler.draft_temperature)
                 for request in requests

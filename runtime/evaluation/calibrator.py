@@ -1,6 +1,5 @@
 """Fits a bundle's calibration to drafts that it makes for given prompts."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.bundle.calibration import CALIBRATION, Calibration, confidence_files
-from dspark.runtime.bundle.files import write_whole
+from dspark.runtime.bundle.files import check_writable, write_whole
 from dspark.runtime.decoding.rounds import Round, RoundTable
 from dspark.runtime.decoding.sampling_params import SamplingParams
 from dspark.runtime.errors import RequestError
@@ -70,8 +69,10 @@ def run_calibration(
     manifest = bundle.manifest
     if manifest.drafter is None or not manifest.has_confidence:
         raise RequestError(f"{path}: has no confidence head, so there is nothing to calibrate")
-    if not os.access(path, os.W_OK):
-        raise RequestError(f"{path}: cannot be written, so it cannot take a calibration")
+    try:
+        check_writable(path, [CALIBRATION])
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be written, so it cannot take a calibration: {error}") from error
     use = ServingOptions(SpeculationOptions("fixed"), batch_size)
     use.resolve(manifest, ModelLimits.of(manifest))
     with console.status(Text(f"Loading {path}")):

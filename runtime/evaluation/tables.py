@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from dspark.runtime.evaluation.evaluator import Counts, Evaluation
 from dspark.runtime.evaluation.figures import Figures
-from dspark.runtime.evaluation.quality import Comparison, ComparisonResult
+from dspark.runtime.evaluation.quality_figures import Comparison, ComparisonResult
 from dspark.runtime.reports.tables import ABSENT, TextTable
 
 __all__ = ["comparison_tables", "evaluation_tables"]

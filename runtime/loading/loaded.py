@@ -11,6 +11,7 @@ from dspark.runtime.bundle.calibration import Calibration, read_calibration
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.engine.engine import Engine
 from dspark.runtime.engine.round import Speculation
+from dspark.runtime.errors import RequestError
 from dspark.runtime.loading.costs import find_costs
 from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.loading.serving import ServingOptions, ServingPlan
@@ -62,7 +63,10 @@ class LoadedModel:
             RequestError: An option does not fit the bundle.
         """
         manifest = bundle.manifest
-        plans = [use.resolve(manifest, ModelLimits.of(manifest)) for use in uses]
+        try:
+            plans = [use.resolve(manifest, ModelLimits.of(manifest)) for use in uses]
+        except RequestError as error:
+            raise RequestError(f"{bundle.path}: {error}") from error
         names = list(manifest.precision) if any(plan.speculation for plan in plans) else ["target"]
         calibration = read_calibration(bundle)
         return cls(bundle, open_sessions(bundle, host, names, check_hashes), calibration, host)

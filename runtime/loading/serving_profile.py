@@ -53,16 +53,27 @@ class Verification(_Section):
     """What a verification step checks.
 
     Attributes:
-        batch_size: Tokens a step carries at most, see ``EngineSettings.step_tokens``; None: any number.
+        max_step_tokens: Tokens that a step carries at most, see ``EngineSettings.step_tokens``; None: any number. Also
+            read as ``batch_size``.
         confidence_threshold: Draft tokens are verified up to the first less sure than this, if the bundle has a
             confidence head; None: the default scheduler decides.
         max_candidates: Draft tokens of a request verified a step at most, all that there are if the drafter proposes
             fewer; None: all.
     """
 
-    batch_size: int | None = Field(default=None, ge=1, le=4096)
+    max_step_tokens: int | None = Field(default=None, ge=1, le=4096)
     confidence_threshold: float | None = Field(default=None, ge=0, le=1)
     max_candidates: int | None = Field(default=None, ge=1, le=64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_name(cls, given: Any) -> Any:
+        """Reads ``batch_size``, which counts tokens here and requests elsewhere, as ``max_step_tokens``."""
+        if not isinstance(given, Mapping) or "batch_size" not in given:
+            return given
+        if "max_step_tokens" in given:
+            raise ValueError("batch_size: is the former name of max_step_tokens, which is there, too; give one of them")
+        return {("max_step_tokens" if key == "batch_size" else key): value for key, value in given.items()}
 
 
 class Scheduling(_Section):
@@ -157,7 +168,7 @@ class FullProfile(ServingProfile):
         scheduling = self.scheduling
         settings = EngineSettings(
             prefill_tokens=scheduling.prefill_tokens,
-            step_tokens=self.verification.batch_size,
+            step_tokens=self.verification.max_step_tokens,
             cache_tokens=scheduling.max_cache_tokens,
         )
         if not scheduling.dynamic_batching:
@@ -181,7 +192,8 @@ class ShortProfile(ServingProfile):
     Attributes:
         draft_ratio: Share of every draft that is verified, rounded up to whole tokens; 0 decodes plainly, whatever the
             scheduler. None: all.
-        validation_batch: Tokens a verification step carries at most, as ``verification.batch_size``; None: any number.
+        validation_batch: Tokens that a verification step carries at most, as ``verification.max_step_tokens``; None:
+            any number.
         max_sequence_len: Longest text in tokens, prompt and output together; None: the model's own limit.
     """
 

@@ -59,6 +59,8 @@ def load_graphs(
     for name in selection.graphs:
         if name not in held:
             raise RequestError(f"the provider for {name} would run nothing; this bundle's graphs are {', '.join(held)}")
+        if name not in names:
+            raise RequestError(f"the provider for {name} would run nothing, because nothing is drafted")
     fitting = {name: fitting_choices(bundle, selection, name) for name in names}
 
     def load_with(choice: Choice, name: str) -> Loaded:

@@ -243,6 +243,10 @@ def run_benchmark(
             identical += all(output == outputs[0] for output in outputs)
             context = min(len(request.prompt_ids) + max_new_tokens // 2, longest - BARE_CALLS)
             _measure_bare(loaded, context, measured.get("speculative"), bare)
+    if not all(decoding.tokens for decoding in measured.values()):
+        raise RequestError(
+            f"max_new_tokens is {max_new_tokens}; answers end before a round is measured: give more, or other prompts"
+        )
     return BenchReport(measured["plain"], measured.get("speculative"), bare, (identical, len(rows) * repeats))
 
 
@@ -292,5 +296,5 @@ def _measure_bare(loaded: LoadedModel, context: int, speculative: Decoding | Non
             verification = target.verify([TokenRun([0] * (1 + length), context)])
             bare.verify[1 + length].append(elapsed("verify"))
         drafter.commit(0, verification, 0, [0])
-        drafter.propose([block])
+        drafter.draft([block])
         bare.draft.append(elapsed("draft", "head"))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dspark.runtime.bundle.files import write_whole
-from dspark.runtime.measuring.load import LoadCell, LoadReport, Percentiles
+from dspark.runtime.measuring.load_figures import LoadCell, LoadReport, Percentiles
 from dspark.runtime.reports.pictures import picture
 from dspark.runtime.reports.tables import ABSENT, TextTable
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from dspark.providers import LoadOptions, NodeTime, ProfiledSession, Provider
 from dspark.runtime.bundle.bundle import Bundle
@@ -26,6 +25,7 @@ from dspark.runtime.loading.serving_profile import find_profile
 from dspark.runtime.loading.sessions import load_graphs, open_sessions
 from dspark.runtime.model.limits import ModelLimits
 from dspark.runtime.reports.lines import notices
+from dspark.runtime.reports.tables import TextTable, show_tables
 from dspark.runtime.rows import parse_row
 from dspark.runtime.scheduling.options import SpeculationOptions
 
@@ -66,16 +66,14 @@ class GraphProfile:
         return {graph: [vars(operator) for operator in operators] for graph, operators in self.graphs.items()}
 
     def show(self, console: Console) -> None:
-        """Prints a table a graph."""
+        """Prints one table per graph."""
+        columns = ["operator", "nodes", "µs per run", "runs", "share"]
         for graph, operators in self.graphs.items():
-            table = Table("Operator", "Nodes", title=f"Most expensive operators of the {graph} graph")
-            table.title_justify = "left"
-            for name in ("µs a run", "runs", "share"):
-                table.add_column(name, justify="right")
+            rows = []
             for each in operators:
-                cost = 1e6 * each.seconds / each.runs
-                table.add_row(each.operator, each.name, f"{cost:.1f}", f"{each.runs:,}", f"{each.share:.1%}")
-            console.print(table)
+                time = f"{1e6 * each.seconds / each.runs:.1f}"
+                rows.append([each.operator, each.name, time, f"{each.runs:,}", f"{each.share:.1%}"])
+            show_tables([TextTable(f"Most expensive operators of the {graph} graph", columns, rows)], console)
 
 
 def profile_graphs(

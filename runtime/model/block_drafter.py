@@ -67,7 +67,7 @@ class BlockDrafter:
     def move(self, slot: int, source: int) -> None:
         """Nothing to do: the context moves with the cache's slot."""
 
-    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+    def draft(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         requests = len(inputs)
         logits = fetches_logits(self._head_session, inputs)

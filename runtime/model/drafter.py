@@ -73,5 +73,5 @@ class Drafter(Protocol):
     def move(self, slot: int, source: int) -> None:
         """Follows a request that moved from one slot to another."""
 
-    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+    def draft(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""

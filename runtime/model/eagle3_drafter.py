@@ -112,7 +112,7 @@ class Eagle3Drafter:
         """Follows a request that moved from one slot to another."""
         self._pending[slot] = self._pending.pop(source)
 
-    def propose(self, inputs: Sequence[DraftInput]) -> Proposal:
+    def draft(self, inputs: Sequence[DraftInput]) -> Proposal:
         """Drafts a block for the requests in slots 0…R − 1."""
         shapes = self._shapes
         most, final = (self._most, self._most) if shapes is None else (shapes.chunk, shapes.block)

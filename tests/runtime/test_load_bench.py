@@ -10,16 +10,9 @@ from rich.console import Console
 
 from dspark.runtime import RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.engine.request import Stats
-from dspark.runtime.measuring.load import (
-    LoadCell,
-    LoadReport,
-    LoadSettings,
-    Percentiles,
-    _Load,
-    _side_by_side,
-    _Turn,
-    run_load_benchmark,
-)
+from dspark.runtime.measuring.load import run_load_benchmark
+from dspark.runtime.measuring.load_figures import CellMeasurements, LoadCell, LoadReport, LoadSettings, Percentiles
+from dspark.runtime.measuring.load_turns import Turn, side_by_side
 from dspark.runtime.scheduling.options import SchedulerName
 from tests.runtime.golden_models import PROMPTS, load
 from tests.support.command_line import Run
@@ -103,17 +96,17 @@ class Clockwork:
         return touched
 
 
-def turn_of(works: Clockwork, count: int, users: int, load: _Load) -> _Turn:
+def turn_of(works: Clockwork, count: int, users: int, load: CellMeasurements) -> Turn:
     engine: Any = works
     requests: Any = (Asked() for _ in range(count))
-    return _Turn(engine, requests, users, load)
+    return Turn(engine, requests, users, load)
 
 
 @pytest.mark.parametrize(("users", "count"), [(1, 1), (2, 5), (3, 3), (4, 12)])
 def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    works, load = Clockwork(), _Load()
-    monkeypatch.setattr("dspark.runtime.measuring.load.perf_counter", lambda: Clockwork.now)
-    assert sum(_side_by_side([turn_of(works, count, users, load)])) == count
+    works, load = Clockwork(), CellMeasurements()
+    monkeypatch.setattr("dspark.runtime.measuring.load_turns.perf_counter", lambda: Clockwork.now)
+    assert sum(side_by_side([turn_of(works, count, users, load)])) == count
     assert works.most == users
     assert load.seconds == 3.0 * (count // users)  # afterwards some user has nothing to do
     assert load.cell("fixed", users) == LoadCell(
@@ -130,9 +123,9 @@ def test_figures_of_a_clockwork(users: int, count: int, monkeypatch: pytest.Monk
 
 
 def test_engines_work_side_by_side_and_each_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspark.runtime.measuring.load.perf_counter", lambda: Clockwork.now)
-    slow, fast = (turn_of(Clockwork(seconds), 8, 2, _Load()) for seconds in (3.0, 1.0))
-    for _ in _side_by_side([slow, fast]):
+    monkeypatch.setattr("dspark.runtime.measuring.load_turns.perf_counter", lambda: Clockwork.now)
+    slow, fast = (turn_of(Clockwork(seconds), 8, 2, CellMeasurements()) for seconds in (3.0, 1.0))
+    for _ in side_by_side([slow, fast]):
         assert fast.done or abs(slow.seconds - fast.seconds) <= 3.0  # never further than a step apart
     assert (slow.seconds, fast.seconds) == (36.0, 12.0)
 

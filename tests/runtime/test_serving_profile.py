@@ -12,7 +12,7 @@ import pytest
 from dspark.configs import serving_profiles
 from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams, SpeculationOptions
 from dspark.runtime.engine.settings import EngineSettings
-from dspark.runtime.loading.serving_profile import ServingProfile, ShortProfile, find_profile
+from dspark.runtime.loading.serving_profile import ServingProfile, ShortProfile, Verification, find_profile
 from tests.runtime.golden_models import PROMPTS, load
 from tests.support.command_line import Run
 
@@ -20,7 +20,7 @@ GoldenBundle = Callable[[str], Path]
 
 FULL = """
 verification:
-  batch_size: 48
+  max_step_tokens: 48
   confidence_threshold: 0.25
   max_candidates: 2
 scheduling:
@@ -193,8 +193,8 @@ def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], gol
     ("text", "message"),
     [
         (
-            "verification: {batchsize: 8}",
-            "unknown key 'verification.batchsize'; did you mean 'verification.batch_size'?",
+            "verification: {maxsteptokens: 8}",
+            "unknown key 'verification.maxsteptokens'; did you mean 'verification.max_step_tokens'?",
         ),
         ("scheduling: {max_queue_dealy: 1s}", "did you mean 'scheduling.max_queue_delay'?"),
         ("max_batch_size: 32", "unknown key 'max_batch_size'; did you mean 'scheduling.max_batch_size'?"),
@@ -203,8 +203,11 @@ def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], gol
         ("draft_ration: 0.5", "unknown key 'draft_ration'; did you mean 'draft_ratio'?"),
         ("draft_ratio: 0.5\nwhatever: 1", "unknown key 'whatever'; there are: verification, scheduling,"),
         ("1: 2", "unknown key '1'; there are:"),
-        ("verification: {batch_size: 0}", "verification.batch_size = 0: must be a whole number from 1 to 4096"),
-        ("verification: {batch_size: 2.5}", "verification.batch_size = 2.5: must be a whole number from 1 to 4096"),
+        ("verification: {batch_size: 0}", "verification.max_step_tokens = 0: must be a whole number from 1 to 4096"),
+        (
+            "verification: {batch_size: 2.5}",
+            "verification.max_step_tokens = 2.5: must be a whole number",
+        ),
         ("verification: {confidence_threshold: 1.5}", "confidence_threshold = 1.5: must be a number from 0 to 1"),
         ("verification: {confidence_threshold: .nan}", "confidence_threshold = nan: must be a number from 0 to 1"),
         ("verification: {confidence_threshold: high}", "confidence_threshold = 'high': must be a number from 0 to 1"),
@@ -228,7 +231,7 @@ def test_a_loaded_bundle_follows_its_profile(written: Callable[[str], Path], gol
                 *(("1e3ms", "'1e3ms'"), ("null", "None"), (".inf", "inf")),
             ]
         ),
-        ("verification: 3", "verification = 3: must be keys with values: batch_size, confidence_threshold,"),
+        ("verification: 3", "verification = 3: must be keys with values: max_step_tokens, confidence_threshold,"),
         ("scheduling:", "scheduling = None: must be keys with values: dynamic_batching,"),
         ("draft_ratio: -0.1", "draft_ratio = -0.1: must be a number from 0 to 1"),
         ("validation_batch: 0", "validation_batch = 0: must be a whole number from 1 to 4096"),
@@ -273,7 +276,7 @@ def test_an_empty_profile_binds_nothing(written: Callable[[str], Path]) -> None:
 def test_all_that_is_wrong_is_told_at_once(written: Callable[[str], Path]) -> None:
     with pytest.raises(RequestError) as caught:
         find_profile(written("verification: {batch_size: 0, max_candidates: 0}\nscheduling: {max_batch: 1}"))
-    for part in ("batch_size = 0", "max_candidates = 0", "did you mean 'scheduling.max_batch_size'?"):
+    for part in ("max_step_tokens = 0", "max_candidates = 0", "did you mean 'scheduling.max_batch_size'?"):
         assert part in str(caught.value)
 
 
@@ -378,3 +381,16 @@ def test_priorities_on_the_command_line(run: Run, golden_bundle: GoldenBundle) -
     done, refused = run("generate", golden_bundle("dspark_vanilla"), "--input", "-", *arguments, stdin=rows).rows
     assert done["text"] == "in the c"
     assert refused["error"] == "priority is 'later'; there are interactive and batch"
+
+
+def test_the_former_name_of_a_steps_tokens() -> None:
+    former = Verification.model_validate({"batch_size": 48})
+    assert former == Verification.model_validate({"max_step_tokens": 48})
+    assert former.max_step_tokens == 48
+
+
+def test_both_names_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text("verification: {batch_size: 48, max_step_tokens: 64}")
+    with pytest.raises(RequestError, match="batch_size: is the former name of max_step_tokens, which is there, too"):
+        find_profile(file)

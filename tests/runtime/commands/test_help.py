@@ -78,6 +78,6 @@ def test_defaults_are_those_of_the_api(command: str) -> None:
 
 
 def test_numbers_of_users_are_those_of_the_benchmark() -> None:
-    from dspark.runtime.measuring.load import CONCURRENCIES
+    from dspark.runtime.measuring.load_figures import CONCURRENCIES
 
     assert f"[default: ({','.join(map(str, CONCURRENCIES))})]" in shown(runtime.app, "bench")

@@ -20,7 +20,7 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import SamplingParams
 from dspark.runtime.bundle.hashing import hash_file
 from dspark.runtime.bundle.manifest import MANIFEST
-from dspark.runtime.evaluation.quality import Comparison, PositionScores, quality_figures, score_positions
+from dspark.runtime.evaluation.quality_figures import Comparison, PositionScores, quality_figures, score_positions
 from dspark.runtime.evaluation.tables import comparison_tables
 from dspark.runtime.loading import loaded
 from dspark.runtime.reports.tables import show_tables
