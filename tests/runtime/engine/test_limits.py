@@ -264,10 +264,11 @@ def test_a_closed_model_ends_its_requests_and_takes_no_more(golden_bundle: Golde
         engine = model.engine
         for prompt in PROMPTS[:3]:  # two run, one waits
             requests.append(model.request(prompt, long))
-        for request in requests[1:]:
-            engine.submit(request)
         stream = model.follow(requests[0])
         next(stream)
+        for request in requests[1:]:
+            engine.submit(request)
+        engine.step()
     assert [request.finish_reason for request in requests] == ["cancelled"] * 3
     assert list(stream) == []
     with pytest.raises(RequestError, match="the model was closed"):
