@@ -21,6 +21,7 @@ from dspark.providers import (
     find_provider,
 )
 from dspark.providers.cuda.graph import CAPTURED_AFTER, ENABLE_CUDA_GRAPH
+from dspark.providers.cuda.memory import CudaArray
 from dspark.providers.cuda.session import CudaSession
 from dspark.providers.cuda.staging import ALIGNMENT
 from dspark.providers.descriptions.cuda import CUDA
@@ -28,6 +29,8 @@ from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationO
 from dspark.runtime.errors import RequestError
 from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
+from dspark.runtime.model.eagle3_drafter import Eagle3Drafter
+from dspark.runtime.model.target import Verification
 from tests.providers import fake_cuda, fake_onnxruntime
 from tests.providers.cuda.in_place import in_place_graph
 
@@ -88,6 +91,26 @@ def test_rounds_copy_no_cache_rows(golden_bundle: GoldenBundle, cuda: fake_cuda.
     base_logits = 4 * drafter.draft_length * drafter.choices
     assert max(event[1] for event in cuda.events if event[0] == "HostToDevice") < base_logits
     assert max(event[1] for event in cuda.events if event[0] == "DeviceToHost") <= 2 * ALIGNMENT
+
+
+def test_features_for_an_eagle_drafter_stay_on_the_device(
+    golden_bundle: GoldenBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.open(golden_bundle("eagle3", "in-place"))
+    files = bundle.manifest.graphs.model_dump(exclude_none=True)
+    seen: set[type] = set()
+    commit = Eagle3Drafter.commit
+
+    def watched(drafter: Eagle3Drafter, slot: int, verification: Verification, *rest: Any) -> None:
+        seen.add(type(verification.features))
+        commit(drafter, slot, verification, *rest)
+
+    monkeypatch.setattr(Eagle3Drafter, "commit", watched)
+    expected = generate(bundle, {name: find_provider("cpu").open(bundle.file(file)) for name, file in files.items()})
+    assert seen == {np.ndarray}
+    seen.clear()
+    assert generate(bundle, {name: on_host(bundle.file(file)) for name, file in files.items()}) == expected
+    assert seen == {CudaArray}
 
 
 def test_a_cache_of_a_size_that_the_target_was_compiled_for(golden_bundle: GoldenBundle) -> None:
