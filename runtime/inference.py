@@ -112,6 +112,10 @@ class DSparkInference:
             RequestError: An option does not fit the bundle, or the profile is refused.
         """
         check_argument("options", options, (SpeculationOptions, type(None)), "SpeculationOptions(…)")
+        check_argument("notify", notify, Callable, "a function of one text")  # type: ignore[arg-type]
+        for name, value in (("allow_fallback", allow_fallback), ("shared", shared)):
+            check_argument(name, value, bool, "True or False")
+        check_argument("check_hashes", check_hashes, (bool, type(None)), "True, False or None")
         host = HostOptions.parse(provider, allow_fallback=allow_fallback, threads=threads)
         speculation = options or SpeculationOptions()
         use = ServingOptions(speculation, batch_size, max_sequence_length, find_profile(profile), shared)
@@ -183,7 +187,8 @@ class DSparkInference:
         if isinstance(prompts, str):
             raise RequestError("prompts must be a list of prompts; this is a single text")
         check_argument("prompts", prompts, Sequence, "a list of prompts")
-        if isinstance(params, str) or not isinstance(params, Sequence):
+        check_argument("params", params, (SamplingParams, Sequence, type(None)), "SamplingParams(…), or one per prompt")
+        if not isinstance(params, Sequence):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling options")
@@ -249,6 +254,7 @@ class DSparkInference:
     def run(self, requests: Sequence[Request]) -> None:
         """Runs requests to their end; if that is broken off, none of them stays behind."""
         engine = self.engine
+        check_argument("requests", requests, Sequence, "a list of requests")
         for request in requests:
             engine.submit(request)
         try:

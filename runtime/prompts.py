@@ -92,6 +92,8 @@ class PromptReader:
         if priority not in get_args(Priority):
             raise RequestError(f"priority is {priority!r}; there are {' and '.join(get_args(Priority))}")
         check_argument("params", params, (SamplingParams, type(None)), "SamplingParams(…)")
+        check_argument("prefix", prefix, (KeyValueCache, type(None)), "the cache of an ended request")
+        check_argument("raw", raw, bool, "True or False")
         params = params or SamplingParams()
         prompt_ids = self.encode(prompt, raw=raw)
         size = self._vocabulary_size

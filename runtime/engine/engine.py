@@ -6,6 +6,7 @@ leave between rounds. Requests may come, be cancelled and be moved on from any t
 
 from collections import deque
 
+from dspark.runtime.arguments import check_argument
 from dspark.runtime.cache.key_value_cache import KeyValueCache
 from dspark.runtime.engine.prefill import Prefill
 from dspark.runtime.engine.queue import RequestQueue
@@ -59,8 +60,9 @@ class Engine:
         """Queues a request.
 
         Raises:
-            RequestError: The engine is closed.
+            RequestError: It is none, or the engine is closed.
         """
+        check_argument("request", request, Request, "what DSparkInference.request returned")
         if self._closed:
             raise RequestError("the model was closed; load it again")
         self._queue.push(request)

@@ -47,7 +47,8 @@ class HostOptions:
             ProviderError: A provider or an option is unknown, or has another form.
             RequestError: There cannot be so many threads.
         """
-        texts = ("cpu",) if providers is None else (providers,) if isinstance(providers, str) else tuple(providers)
+        given = "cpu" if providers is None else providers
+        texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ProviderError(f"provider is {providers!r}; it must be text such as 'cpu' or 'target=cuda', or a list")
         return cls(Selection.parse(texts, allow_fallback=allow_fallback), threads)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from dspark.providers import Selection
-from dspark.runtime import Bundle, Conversation, DSparkError, RequestError, SamplingParams, SpeculationOptions
+from dspark.runtime import (
+    Bundle,
+    Conversation,
+    DSparkError,
+    DSparkInference,
+    RequestError,
+    SamplingParams,
+    SpeculationOptions,
+)
 from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.manifest import read_manifest
 from dspark.runtime.loading.serving_profile import find_profile
@@ -102,3 +110,51 @@ def test_conversations(chat_bundle: GoldenBundle) -> None:
     for text in (None, 3, b"x", {"role": "user"}):
         with pytest.raises(RequestError, match=r"^text is .*; it must be text"):
             list(Conversation(model).reply(text))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"provider": value} for value in (3, [], ["cpu", 3], b"cpu", {"a": 1})),
+        *({"threads": value} for value in ("4", 2.0, True, 0)),
+        *({"batch_size": value} for value in ("4", 2.5, True, 0)),
+        *({"max_sequence_length": value} for value in ("x", [1], 100.0, True)),
+        *({"options": value} for value in ("fixed", {}, 3)),
+        *({"profile": value} for value in (7, ["x"], b"flash", {}, True)),
+        *({"notify": value} for value in (None, "x")),
+        *({name: "x"} for name in ("allow_fallback", "shared", "check_hashes")),
+    ],
+    ids=str,
+)
+def test_loading(arguments: dict[str, Any], golden_bundle: GoldenBundle) -> None:
+    (name,) = arguments
+    with pytest.raises(DSparkError, match=rf"^(\S+: )?{name} is "):
+        DSparkInference.load(golden_bundle("dspark_vanilla"), **arguments)
+
+
+def test_generating(golden_bundle: GoldenBundle) -> None:
+    model: Any = load(golden_bundle("dspark_vanilla"))
+    params = SamplingParams(max_new_tokens=2)
+    for prompts in (None, 3, {"a"}, {"a": 1}, iter(["a"])):
+        with pytest.raises(RequestError, match=r"^prompts is .*; it must be a list of prompts"):
+            model.generate(prompts, params)
+    for prompt in (None, 3, b"x", {"a": 1}):
+        with pytest.raises(RequestError, match="a prompt must be text, token ids or chat messages, not"):
+            model.generate([prompt], params)
+    for other in ("x", 3, [3], ["x"], {}, True, 0):
+        with pytest.raises(RequestError, match="params is "):
+            model.generate(["a"], other)
+        with pytest.raises(RequestError, match="params is "):
+            model.stream("a", other)
+    with pytest.raises(RequestError, match="prefix is 'x'"):
+        model.request("a", params, prefix="x")
+    for requests in (None, 3):
+        with pytest.raises(RequestError, match="requests is "):
+            model.run(requests)
+    for request in (None, "x", 3):
+        with pytest.raises(RequestError, match="request is "):
+            model.run([request])
+        with pytest.raises(RequestError, match="request is "):
+            list(model.follow(request))
+    (done,) = model.generate(["tead "], params)
+    assert done.error is None
