@@ -15,7 +15,7 @@ from dspark.runtime.engine.settings import EngineSettings
 from dspark.runtime.engine.slots import Slots
 from dspark.runtime.model.clock import PhaseClock
 from dspark.runtime.model.drafter import Drafter, DraftInput, Proposal
-from dspark.runtime.model.target import Target, TokenRun
+from dspark.runtime.model.target import Target, TokenRun, Verification
 from dspark.runtime.scheduling.scheduler import Batch, Scheduler
 
 __all__ = ["DecodingRound", "Speculation"]
@@ -77,19 +77,11 @@ class DecodingRound:
             The requests of the round.
         """
         start, requests = perf_counter(), list(self._slots.running)
+        batch = self._batch()
         try:
-            batch = self._batch()
             proposal = self._propose(requests, batch)
-            lengths = self._schedule(proposal, batch)
-            drafts = [
-                proposal.tokens[index, :length] if proposal else NO_TOKENS for index, length in enumerate(lengths)
-            ]
-            verification = self._target.verify(
-                [
-                    TokenRun([request.anchor, *draft], len(request.prompt_ids))
-                    for request, draft in zip(requests, drafts, strict=True)
-                ]
-            )
+            drafts = self._scheduled(proposal, batch)
+            verification = self._verify(requests, drafts)
         except Exception as error:  # a library may fail in any way; other requests must not wait for ever
             for slot, request in enumerate(requests):
                 self._slots.fail(slot, request, error)
@@ -145,11 +137,22 @@ class DecodingRound:
             ]
         )
 
-    def _schedule(self, proposal: Proposal | None, batch: Batch) -> NDArray[np.int64]:
+    def _scheduled(self, proposal: Proposal | None, batch: Batch) -> list[NDArray[np.int64]]:
+        """The draft tokens of each request that the scheduler wants verified."""
         if proposal is None or self._speculation is None:
-            return np.zeros(batch.requests, np.int64)
+            return [NO_TOKENS] * batch.requests
         with self._clock.phase("schedule"):
             confidence = proposal.confidence
             if confidence is not None:
                 confidence = confidences(confidence, self._speculation.confidence_temperatures)
-            return self._speculation.scheduler.schedule(confidence, batch)
+            lengths = self._speculation.scheduler.schedule(confidence, batch)
+        return [proposal.tokens[index, :length] for index, length in enumerate(lengths)]
+
+    def _verify(self, requests: Sequence[Request], drafts: Sequence[NDArray[np.int64]]) -> Verification:
+        """One step of the target over every request's last token and its draft."""
+        return self._target.verify(
+            [
+                TokenRun([request.anchor, *draft], len(request.prompt_ids))
+                for request, draft in zip(requests, drafts, strict=True)
+            ]
+        )
