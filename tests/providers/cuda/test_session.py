@@ -11,15 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import (
-    Call,
-    DeviceSession,
-    LoadOptions,
-    ProviderError,
-    Session,
-    SessionLimits,
-    find_provider,
-)
+from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, SessionLimits, find_provider
 from dspark.providers.cuda.graph import CAPTURED_AFTER, ENABLE_CUDA_GRAPH
 from dspark.providers.cuda.session import CudaSession
 from dspark.providers.cuda.staging import ALIGNMENT
@@ -28,8 +20,8 @@ from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationO
 from dspark.runtime.errors import RequestError
 from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
-from tests.providers import fake_cuda, fake_onnxruntime
 from tests.providers.cuda.in_place import in_place_graph
+from tests.support import fake_cuda, fake_onnxruntime
 
 GoldenBundle = Callable[..., Path]
 PROMPTS = [[ord(letter) for letter in text] for text in ("abcabcab", "Hello there, how are", "12", "x = y + ")]
