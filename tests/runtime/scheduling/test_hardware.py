@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dspark.runtime import Bundle, DSparkInference, RequestError, SamplingParams
+from dspark.runtime import SamplingParams
 from dspark.runtime.costs.model import CostModel
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.decoding.rounds import Round
-from dspark.runtime.loading.host import HostOptions
-from dspark.runtime.loading.loaded import LoadedModel
-from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
 from dspark.runtime.scheduling.options import SchedulerName
 from dspark.runtime.scheduling.rates import AcceptanceRates
@@ -158,10 +155,3 @@ def test_greedy_texts_do_not_depend_on_the_plan(name: SchedulerName, drafter: st
     found = load_with_costs(golden_bundle(drafter), name, costs, 3).generate(PROMPTS, params)
     assert [done.token_ids for done in found] == [done.token_ids for done in expected]
     assert len({length for done in found for length in done.stats.draft_lengths}) > 2
-
-
-def test_costs_must_be_given(golden_bundle: GoldenBundle) -> None:
-    bundle = Bundle.open(golden_bundle("dspark_vanilla"))
-    sessions = open_sessions(bundle, HostOptions(threads=1), list(bundle.manifest.precision))
-    with pytest.raises(RequestError, match="scheduler 'hardware' needs the costs of steps"):
-        DSparkInference(LoadedModel(bundle, sessions))
