@@ -140,7 +140,7 @@ def test_the_runtime_binds_it(name: str, form: str, bundle: MakeBundle) -> None:
         assert {key for wanted in bound[graph].outputs for key in wanted} == outputs.keys()
 
 
-# --- the table of ARCHITECTURE.md, written out for small models ---
+# --- the tables of docs/reference/graphs.md, written out for small models ---
 
 CACHE, DRAFT_CACHE = CacheInfo(layers=1, kv_heads=2, head_dim=8), CacheInfo(layers=1, kv_heads=3, head_dim=4)
 BLOCK = DrafterFacts(True, DRAFT_CACHE, hidden_size=24, draft_length=5, choices=90, candidates=False, confidence=True)
