@@ -30,7 +30,7 @@ test-slow: $(VENV)/.dev $(GGUF) ## the tests on SmolLM2 and other slow ones
 
 test-parity: $(VENV)/.dev ## the tests against PyTorch and transformers
 	$(BIN)/pip install $(PIP_FLAGS) torch==2.13.0 accelerate "transformers>=5" optimum
-	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/test_sampling.py tests/samples
+	$(BIN)/python -m pytest -m "not slow and not gpu and not providers" tests/exporter tests/reference tests/runtime/decoding tests/runtime/text tests/samples
 
 test-providers: $(VENV)/.dev $(GGUF) test-openvino test-ggml ## the tests with vendors' libraries that run without their devices
 	$(BIN)/pip install $(PIP_FLAGS) tensorrt-rtx onnxruntime-ep-openvino onnxruntime-qnn

@@ -1,6 +1,7 @@
 """Reduced draft vocabularies: the drafter scores only the tokens that it is likely to draft.
 
-Output stays the target's: a draft distribution without a token just never proposes it (SEMANTICS: acceptance).
+Output stays the target's: a draft distribution without a token just never proposes it
+(Leviathan et al., arXiv:2211.17192).
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """What a bundle's graphs have to compute, in PyTorch: the target by transformers, the drafter from its definition.
 
 Everything is recomputed from whole sequences of one request, without a cache. Results carry the names and shapes of the
-graphs' outputs (ARCHITECTURE.md, "The graphs"). Importing this module imports PyTorch.
+graphs' outputs (docs/reference/graphs.md). Importing this module imports PyTorch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class TargetReference:
 
         Returns:
             Logits ``[n, V]``; hidden states ``[n, H]``: the embedding output and the output of every layer, the last of
-            which is normed (SEMANTICS: context features).
+            which is normed.
         """
         output = self._model(torch.from_numpy(ids)[None], use_cache=False, output_hidden_states=True)
         return output.logits[0].numpy(), [state[0] for state in output.hidden_states]
@@ -99,7 +99,7 @@ class _DrafterReference:
         self.vocabulary = np.arange(drafter.vocabulary_size) if reduced is None else reduced
 
     def features(self, states: Sequence[Tensor]) -> Tensor:
-        """Projected taps ``[n, H]`` of the target's hidden states (SEMANTICS: context features)."""
+        """Projected taps ``[n, H]`` of the target's hidden states (docs/explanation/graphs.md).""" ""
         taps = [states[tap + 1] for tap in self._drafter.taps]
         if self._drafter.fc_norm:
             taps = [self._norm(tap, f"fc_norm.{index}") for index, tap in enumerate(taps)]
@@ -140,7 +140,7 @@ class _DrafterReference:
 
 
 class BlockReference(_DrafterReference):
-    """DSpark and DFlash (SEMANTICS: parallel backbone, sequential heads)."""
+    """DSpark and DFlash (docs/explanation/algorithm.md, "The drafters")."""
 
     def context(self, states: Sequence[Tensor]) -> Arrays:
         """Context keys and values ``[1, Hkv, n, D]`` of every draft layer."""
@@ -215,7 +215,7 @@ class BlockReference(_DrafterReference):
 
 
 class Eagle3Reference(_DrafterReference):
-    """EAGLE-3 (SEMANTICS: other drafters)."""
+    """EAGLE-3 (docs/explanation/algorithm.md, "The drafters")."""
 
     def context(self, states: Sequence[Tensor]) -> Arrays:
         """The feature ``[n, H]`` of every token."""

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime.bundle.manifest import CacheForm
-from tests.costs import write_flat_costs
+from tests.support.costs import write_flat_costs
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parent.parent

@@ -38,7 +38,7 @@ class DrafterKind(StrEnum):
 
 
 class HeadKind(StrEnum):
-    """The sequential head that repairs a block's base logits (SEMANTICS: sequential heads)."""
+    """The sequential head that repairs a block's base logits (docs/explanation/algorithm.md, "The drafters")."""
 
     NONE = "none"
     VANILLA = "vanilla"

@@ -20,7 +20,7 @@ MASKED = -30000.0
 """Attention bias of a key that must not be seen: zero after softmax, and finite in float16 even when added twice."""
 
 GREEDY_TEMPERATURE = 1e-5
-"""Temperatures below this choose the argmax (SEMANTICS: acceptance)."""
+"""Temperatures below this choose the argmax."""
 
 CANDIDATES = "candidates"
 """Output of a drafter with a top-k, input of its head, ``[B, γ, K]``: the draft ids of the base logits."""

@@ -1,6 +1,6 @@
-"""Sequential temperature scaling (STS): one temperature a draft position, fitted from the first to the last.
+"""Sequential temperature scaling (STS): one temperature per draft position, fitted from the first to the last.
 
-DSpark paper, calibration (SEMANTICS section 6).
+The calibration of the DSpark paper; what is fitted and how it is shown: docs/guides/evaluation.md.
 """
 
 import numpy as np

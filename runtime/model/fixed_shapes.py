@@ -18,7 +18,7 @@ from dspark.runtime.bundle.manifest import Manifest
 __all__ = ["Dimensions", "FixedShapeSession", "graph_dimensions"]
 
 Dimensions = Mapping[str, int]
-"""Values of a graph's symbolic dimensions (ARCHITECTURE, "The graphs")."""
+"""Values of a graph's symbolic dimensions (docs/reference/graphs.md)."""
 logger = logging.getLogger(__name__)
 
 

@@ -1,7 +1,7 @@
 """What a scheduler is, and the two that know neither hardware nor history.
 
 A decision may see anything of earlier rounds and of other requests, but of a request's own draft only tokens before the
-one it is about; then it does not bend the output's distribution (SEMANTICS: hardware-aware prefix scheduler).
+one it is about. Then it does not bend the output's distribution (docs/explanation/losslessness.md).
 """
 
 from abc import ABC, abstractmethod

@@ -8,7 +8,7 @@ import numpy as np
 from dspark.runtime.costs.model import CostModel
 from dspark.runtime.scheduling.hardware import AsyncHardwareScheduler, HardwareScheduler
 from dspark.runtime.scheduling.scheduler import Batch, FixedScheduler, Scheduler, ThresholdScheduler
-from tests.costs import cost_table
+from tests.support.costs import cost_table
 
 REPEATS = 500
 

@@ -19,10 +19,10 @@ from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.fixed_shapes import graph_dimensions
 from tests.conftest import GOLDEN
 from tests.exporter.test_cli import run
-from tests.providers import fake_cuda, fake_onnxruntime, fake_tensorrt
-from tests.providers.fake_onnxruntime import MINE, FakeDevice
-from tests.providers.fake_tensorrt import FakeTensorRt
+from tests.support import fake_cuda, fake_onnxruntime, fake_tensorrt
 from tests.support.command_line import runner
+from tests.support.fake_onnxruntime import MINE, FakeDevice
+from tests.support.fake_tensorrt import FakeTensorRt
 
 
 @pytest.fixture

@@ -26,17 +26,10 @@ from dspark.exporter.packings import FLOAT32
 from dspark.exporter.weights import WeightFile
 from dspark.runtime import Bundle, BundleError, DSparkInference, SamplingParams
 from dspark.runtime.bundle.manifest import MANIFEST, PrecisionInfo
-from tests.checkpoints import (
-    edit,
-    write_deepspec,
-    write_eagle3,
-    write_speculators,
-    write_target,
-    write_zlab_dflash,
-)
-from tests.exported import Pair, Recorder, assert_close, assert_same_decoding, export
-from tests.graph_host import MASKED, Host, open_graph
+from tests.checkpoints import edit, write_deepspec, write_eagle3, write_speculators, write_target, write_zlab_dflash
 from tests.reference import ReferenceDrafter, ReferenceTarget
+from tests.support.exported import Pair, Recorder, assert_close, assert_same_decoding, export
+from tests.support.graph_host import MASKED, Host, open_graph
 
 Array = NDArray[Any]
 

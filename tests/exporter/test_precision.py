@@ -18,8 +18,8 @@ from dspark.providers import ProviderError
 from dspark.runtime import Bundle, DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.bundle.manifest import BlocksInfo, PrecisionInfo
 from tests.checkpoints import edit, write_deepspec, write_eagle3, write_target
-from tests.exported import assert_close
-from tests.graph_host import Host, Request
+from tests.support.exported import assert_close
+from tests.support.graph_host import Host, Request
 
 Array = np.ndarray
 TEXT = [5, 12, 19, 26, 33, 40, 50, 57, 64, 3, 10, 17]

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from dspark.runtime import SamplingParams
 from tests.checkpoints import OMIT, write_deepspec, write_eagle3, write_speculators, write_target, write_zlab_dflash
 from tests.checkpoints.weights import Weights
-from tests.exported import Pair, Recorder, assert_same_decoding, export
 from tests.reference import Decoding
+from tests.support.exported import Pair, Recorder, assert_same_decoding, export
 
 TEXT = np.random.default_rng(5).integers(0, 90, 60).tolist()
 PROMPTS = [TEXT[:1], TEXT[10:32], TEXT[20:60]]

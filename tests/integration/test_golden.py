@@ -10,7 +10,7 @@ import pytest
 
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.bundle.manifest import CacheForm
-from tests.exported import Recorder, assert_close
+from tests.support.exported import Recorder, assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ["qwen3_target", "llama_target"]

@@ -18,9 +18,9 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import DSparkInference, SamplingParams, SpeculationOptions
 from dspark.runtime.decoding.acceptance import Sampler
 from dspark.runtime.scheduling.options import SchedulerName
-from tests.costs import cost_table
 from tests.reference import ReferenceTarget
-from tests.runtime.golden_models import DRAFTERS, GOLDEN, PROMPTS, Arrays, ids, load, load_with_costs, tampered
+from tests.support.costs import cost_table
+from tests.support.golden_models import DRAFTERS, GOLDEN, PROMPTS, Arrays, ids, load, load_with_costs, tampered
 
 GoldenBundle = Callable[[str], Path]
 

@@ -8,8 +8,8 @@ import pytest
 
 from dspark.runtime import DSparkInference, RequestError, SamplingParams
 from tests.checkpoints import OMIT, write_deepspec, write_eagle3, write_speculators, write_target, write_zlab_dflash
-from tests.exported import Pair, assert_same_decoding, export
 from tests.reference import ReferenceDrafter, ReferenceTarget, greedy
+from tests.support.exported import Pair, assert_same_decoding, export
 
 TEXT = np.random.default_rng(5).integers(0, 90, 700).tolist()
 PROMPTS = [TEXT[:3], TEXT[10:32], TEXT[40:81]]

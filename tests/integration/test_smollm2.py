@@ -16,7 +16,7 @@ from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.clock import PhaseClock
 from dspark.runtime.model.target import Target, TokenRun
 from dspark.runtime.scheduling.options import SchedulerName
-from tests.graph_host import Host
+from tests.support.graph_host import Host
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.providers import fake_onnxruntime
-from tests.providers.fake_onnxruntime import Install
+from tests.support import fake_onnxruntime
+from tests.support.fake_onnxruntime import Install
 
 
 @pytest.fixture

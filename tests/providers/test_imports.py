@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import dspark.providers
-from tests.runtime.test_isolation import imports
+from tests.support.imports import imports
 
 ORDER = (
     "errors",

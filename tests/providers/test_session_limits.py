@@ -9,22 +9,14 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import (
-    Call,
-    CompileOptions,
-    DeviceSession,
-    LoadOptions,
-    SessionLimits,
-    find_provider,
-    limits_of,
-)
+from dspark.providers import Call, CompileOptions, DeviceSession, LoadOptions, SessionLimits, find_provider, limits_of
 from dspark.providers.descriptions.tensorrt import TENSORRT
 from dspark.providers.engine_key import EngineKey
 from dspark.providers.tensorrt.engine import TENSORRT_BACKEND
 from dspark.providers.tensorrt.profiles import SymbolicShape, profiles
 from dspark.providers.tensorrt.session import TensorRtSession
-from tests.providers import fake_cuda, fake_tensorrt
 from tests.providers.tensorrt.graph_inputs import BLOCK, EAGLE3, HEAD, TARGET
+from tests.support import fake_cuda, fake_tensorrt
 
 TARGET_LIMITS = SessionLimits(requests=8, prompt_tokens=128, tokens_per_request=6, cache_tokens=4096)
 EAGLE3_LIMITS = replace(TARGET_LIMITS, prompt_tokens=256, tokens_per_request=256)

@@ -19,7 +19,7 @@ from dspark.runtime import (
 from dspark.runtime.arguments import check_argument
 from dspark.runtime.bundle.manifest import read_manifest
 from dspark.runtime.loading.serving_profile import find_profile
-from tests.runtime.golden_models import load
+from tests.support.golden_models import load
 
 GoldenBundle = Callable[[str], Path]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dspark.runtime import Conversation, NumericalError, RequestError, SamplingParams
-from tests.runtime.golden_models import Arrays, ids, load, tampered
+from tests.support.golden_models import Arrays, ids, load, tampered
 
 ChatBundle = Callable[[str], Path]
 

@@ -18,7 +18,7 @@ from dspark.runtime import (
     SamplingParams,
     SpeculationOptions,
 )
-from tests.runtime.golden_models import GOLDEN, PROMPTS, Arrays, ids, load, outcome, tampered
+from tests.support.golden_models import GOLDEN, PROMPTS, Arrays, ids, load, outcome, tampered
 
 GoldenBundle = Callable[[str], Path]
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import dspark.configs
 import dspark.providers
 import dspark.runtime
 from tests.conftest import ROOT
+from tests.support.imports import imports
 
 GoldenBundle = Callable[[str], Path]
 
@@ -21,6 +22,7 @@ HEAVY = (
     *("torch", "transformers", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "ml_dtypes", "safetensors"),
     *("scipy", "yaml", "matplotlib", "dspark.exporter"),
 )
+
 ALLOWED = {  # what each package may import besides the standard library and itself
     "providers": {"numpy", "onnxruntime"},
     "runtime": {
@@ -99,7 +101,7 @@ others = ("onnxruntime", "jinja2", "tokenizers", "typer", "rich")
 assert not loaded("numpy", "pydantic", *others), loaded("numpy", "pydantic", *others)
 assert dspark.runtime.SamplingParams.__name__ == "SamplingParams"
 assert not loaded(*others), loaded(*others)
-assert all(getattr(dspark.runtime, name).__name__ == name for name in dspark.runtime.__all__)
+assert all(getattr(getattr(dspark.runtime, name), "__name__", name) == name for name in dspark.runtime.__all__)
 assert loaded(*others) == {"tokenizers"}, loaded(*others)
 """
     run(code)
@@ -108,26 +110,6 @@ assert loaded(*others) == {"tokenizers"}, loaded(*others)
 def test_a_name_that_does_not_exist() -> None:
     with pytest.raises(AttributeError, match=r"'dspark\.runtime' has no attribute 'Nothing'"):
         _ = dspark.runtime.Nothing  # type: ignore[attr-defined]
-
-
-# --- import directions ---
-
-
-def imports(file: Path) -> Iterator[str]:
-    """Dotted names of all modules that a file imports, wherever in it; not those that only its type checker sees."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
-            assert node.module is not None
-            yield node.module
-            if node.module == "dspark":
-                yield from (f"dspark.{alias.name}" for alias in node.names)
 
 
 def root(module: str) -> str:

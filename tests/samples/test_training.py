@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import write_target
-from tests.exported import assert_close, export
+from tests.support.exported import assert_close, export
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

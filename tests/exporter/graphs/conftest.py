@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from tests.checkpoints import write_deepspec, write_speculators, write_target
-from tests.exported import export
 from tests.exporter.graphs.head_graph import HIDDEN, SLOTS, Head
+from tests.support.exported import export
 
 
 @pytest.fixture(scope="module")

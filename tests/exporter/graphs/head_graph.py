@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.graph_host import open_graph
+from tests.support.graph_host import open_graph
 
 __all__ = ["HIDDEN", "SLOTS", "Array", "Head", "draft_ids", "probabilities"]
 

@@ -9,10 +9,10 @@ import pytest
 
 from dspark.runtime import Bundle
 from tests.checkpoints import write_deepspec, write_target, write_zlab_dflash
-from tests.exported import assert_close, export
 from tests.exporter.graphs.recorded import Array
-from tests.graph_host import JUNK, MASKED, Host, open_graph
 from tests.reference import ReferenceDrafter, ReferenceTarget
+from tests.support.exported import assert_close, export
+from tests.support.graph_host import JUNK, MASKED, Host, open_graph
 
 TEXTS = [np.random.default_rng(seed).integers(0, 90, length).tolist() for seed, length in enumerate((20, 7, 13))]
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.exported import assert_close
 from tests.exporter.graphs.head_graph import SLOTS, Array, Head, draft_ids, probabilities
+from tests.support.exported import assert_close
 
 LARGEST_UNIFORM = np.float32(1 - 2**-24)  # of the 24-bit numbers that a float32 generator draws
 BATCH = 4000

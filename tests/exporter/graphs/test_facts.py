@@ -16,8 +16,8 @@ from dspark.runtime.bundle.graph_specs import (
     target_spec,
 )
 from tests.checkpoints import write_target
-from tests.exported import export
 from tests.exporter.graphs.cases import CASES, DYNAMIC
+from tests.support.exported import export
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

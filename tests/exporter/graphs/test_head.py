@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import write_deepspec, write_target
-from tests.exported import assert_close, export
 from tests.exporter.graphs.head_graph import HIDDEN, SLOTS, Head, draft_ids, probabilities
 from tests.reference import ReferenceDrafter, ReferenceTarget
+from tests.support.exported import assert_close, export
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])

@@ -10,9 +10,9 @@ import pytest
 from dspark.runtime.bundle.contract import CHOICES, LOGIT_SUMS
 from dspark.runtime.bundle.manifest import CacheForm
 from tests.checkpoints import write_deepspec, write_eagle3, write_target
-from tests.exported import assert_close, export
-from tests.graph_host import Host, Request
 from tests.reference import ReferenceTarget
+from tests.support.exported import assert_close, export
+from tests.support.graph_host import Host, Request
 
 GAMMA = 5
 TEXTS = [np.random.default_rng(seed).integers(0, 90, 40).tolist() for seed in range(4)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dspark.providers import ProviderError
 from dspark.providers.cuda.memory import Cuda, CudaArray
 from dspark.providers.session import Index
-from tests.providers import fake_cuda
+from tests.support import fake_cuda
 
 VALUES = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
 

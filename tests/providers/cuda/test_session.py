@@ -11,15 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from dspark.providers import (
-    Call,
-    DeviceSession,
-    LoadOptions,
-    ProviderError,
-    Session,
-    SessionLimits,
-    find_provider,
-)
+from dspark.providers import Call, DeviceSession, LoadOptions, ProviderError, Session, SessionLimits, find_provider
 from dspark.providers.cuda.graph import CAPTURED_AFTER, ENABLE_CUDA_GRAPH
 from dspark.providers.cuda.memory import CudaArray
 from dspark.providers.cuda.session import CudaSession
@@ -31,8 +23,8 @@ from dspark.runtime.loading.loaded import LoadedModel
 from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.model.eagle3_drafter import Eagle3Drafter
 from dspark.runtime.model.target import Verification
-from tests.providers import fake_cuda, fake_onnxruntime
 from tests.providers.cuda.in_place import in_place_graph
+from tests.support import fake_cuda, fake_onnxruntime
 
 GoldenBundle = Callable[..., Path]
 PROMPTS = [[ord(letter) for letter in text] for text in ("abcabcab", "Hello there, how are", "12", "x = y + ")]

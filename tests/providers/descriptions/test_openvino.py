@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dspark.providers import CompileOptions, LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
-from tests.providers.fake_onnxruntime import FakeDevice, Install
+from tests.support.fake_onnxruntime import FakeDevice, Install
 
 MODEL = Path("target.onnx")
 

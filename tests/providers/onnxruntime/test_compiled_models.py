@@ -9,7 +9,7 @@ import pytest
 
 from dspark.providers import CompileOptions, LoadOptions, OnnxRuntimeProvider, ProviderError, find_provider
 from dspark.providers.provider import NOTHING
-from tests.providers.fake_onnxruntime import MINE, FakeDevice, FakeOnnxRuntime, Install
+from tests.support.fake_onnxruntime import MINE, FakeDevice, FakeOnnxRuntime, Install
 
 SIZES = {"B": 1, "S": 64, "S+T": 70}
 

@@ -17,7 +17,7 @@ from dspark.providers import (
     Selection,
     find_provider,
 )
-from tests.providers.fake_onnxruntime import FakeDevice, Install
+from tests.support.fake_onnxruntime import FakeDevice, Install
 
 MODEL = Path("target.onnx")
 ORT_PROVIDERS = [each for each in PROVIDERS if isinstance(each, OnnxRuntimeProvider)]

@@ -11,8 +11,8 @@ import pytest
 from dspark.providers import CompileOptions, ProviderError, SessionLimits
 from dspark.providers.engine_key import EngineKey
 from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, build_engine, open_engine
-from tests.providers import fake_cuda, fake_tensorrt
-from tests.providers.fake_tensorrt import FakeTensorRt
+from tests.support import fake_cuda, fake_tensorrt
+from tests.support.fake_tensorrt import FakeTensorRt
 
 LIMITS = SessionLimits(requests=4, prompt_tokens=256, tokens_per_request=256, cache_tokens=4096)
 HOW = CompileOptions("fp16", limits=LIMITS, draft_tokens=5)

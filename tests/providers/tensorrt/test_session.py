@@ -13,8 +13,8 @@ from dspark.providers import DeviceSession, LoadOptions, ProviderError, find_pro
 from dspark.providers.cuda.graph import CAPTURED_AFTER
 from dspark.providers.tensorrt.engine import TENSORRT_BACKEND, TENSORRT_RTX_BACKEND, Backend
 from dspark.providers.tensorrt.session import TensorRtSession
-from tests.providers import fake_cuda, fake_tensorrt
-from tests.providers.fake_cuda import FakeCuda
+from tests.support import fake_cuda, fake_tensorrt
+from tests.support.fake_cuda import FakeCuda
 
 Arrays = dict[str, NDArray[Any]]
 

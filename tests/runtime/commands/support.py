@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dspark.runtime import SamplingParams
-from tests.runtime.golden_models import load
+from tests.support.golden_models import load
 
 __all__ = ["COMMAND", "GoldenBundle", "expected", "jsonl"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.commands.support import COMMAND, GoldenBundle, jsonl
-from tests.runtime.golden_models import ids
 from tests.support.command_line import Run
+from tests.support.golden_models import ids
 
 
 @pytest.mark.parametrize(

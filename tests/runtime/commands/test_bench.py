@@ -1,4 +1,4 @@
-"""``dspark-run bench``; under load it is tested in ``test_load_bench.py``."""
+"""``dspark-run bench``; under load it is tested in ``test_bench_load.py``."""
 
 import json
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.commands.support import GoldenBundle, jsonl
-from tests.runtime.golden_models import PROMPTS
 from tests.support.command_line import Run
+from tests.support.golden_models import PROMPTS
 
 
 @pytest.mark.parametrize("name", ["qwen3_target", "dspark_vanilla", "eagle3"])

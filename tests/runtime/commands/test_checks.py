@@ -11,9 +11,9 @@ from dspark.exporter.export import Static, export_bundle, prepare
 from dspark.providers import OnnxRuntimeProvider
 from dspark.runtime.bundle.manifest import MANIFEST
 from tests.conftest import GOLDEN
-from tests.costs import write_flat_costs
 from tests.runtime.commands.support import GoldenBundle, jsonl
 from tests.support.command_line import Result, Run
+from tests.support.costs import write_flat_costs
 
 ROWS = jsonl({"prompt": "tead "})
 MEASURING: dict[str, list[str]] = {

@@ -13,8 +13,8 @@ import pytest
 
 from dspark.exporter.export import export_bundle, prepare
 from tests.runtime.commands.support import GoldenBundle, expected, jsonl
-from tests.runtime.golden_models import GOLDEN, PROMPTS
 from tests.support.command_line import Result, Run
+from tests.support.golden_models import GOLDEN, PROMPTS
 
 FIELDS = {"index", "text", "token_ids", "finish_reason", "error", "prompt_tokens", "stats"}
 STATS = {

@@ -1,30 +1,23 @@
 """``dspark-run profile``: the table and the picture that it writes, and what is refused before anything is measured."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from dspark.providers import find_provider
 from dspark.runtime import Bundle
-from dspark.runtime.costs.store import COST_FOLDER, cost_file, cost_key, read_costs
-from dspark.runtime.costs.table import CostKey, CostTable
+from dspark.runtime.costs.store import COST_FOLDER, cost_file, read_costs
+from dspark.runtime.costs.table import CostTable
 from dspark.runtime.reports import pictures
 from tests.runtime.commands.support import GoldenBundle
 from tests.support.command_line import Run
+from tests.support.costs import copy_without_costs, key_of
 
 
 @pytest.fixture
 def copied(vanilla: Path, tmp_path: Path) -> Path:
     """A bundle without a table."""
-    path = tmp_path / "bundle"
-    shutil.copytree(vanilla, path, ignore=shutil.ignore_patterns(COST_FOLDER))
-    return path
-
-
-def key_of(path: Path) -> CostKey:
-    return cost_key(Bundle.open(path), find_provider("cpu"), 1)
+    return copy_without_costs(vanilla, tmp_path / "bundle")
 
 
 def test_profile_writes_a_table_and_a_picture(run: Run, copied: Path) -> None:

@@ -21,7 +21,7 @@ from dspark.runtime.loading.serving import ServingOptions
 from dspark.runtime.loading.serving_profile import find_profile
 from dspark.runtime.loading.sessions import open_sessions
 from dspark.runtime.model.limits import ModelLimits
-from tests.runtime.golden_models import PROMPTS, load, whole_drafts
+from tests.support.golden_models import PROMPTS, load, whole_drafts
 
 GoldenBundle = Callable[..., Path]
 Arrays = Mapping[str, NDArray[Any]]

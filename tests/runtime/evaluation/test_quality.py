@@ -25,8 +25,8 @@ from dspark.runtime.evaluation.tables import comparison_tables
 from dspark.runtime.loading import loaded
 from dspark.runtime.reports.tables import show_tables
 from tests.reference import ReferenceTarget
-from tests.runtime.golden_models import GOLDEN, PROMPTS, load
 from tests.support.command_line import Result, Run
+from tests.support.golden_models import GOLDEN, PROMPTS, load
 from tests.support.table_cells import table_cells
 
 GoldenBundle = Callable[[str], Path]

@@ -44,7 +44,7 @@ def rate(confidence: np.ndarray, lengths: Plan, seconds: np.ndarray) -> float:
 
 
 def algorithm_1(confidence: np.ndarray, limits: np.ndarray, seconds: np.ndarray) -> list[int]:
-    """As the paper writes it (SEMANTICS, section 7)."""
+    """Algorithm 1 as the DSpark paper writes it."""
     survival = np.cumprod(confidence, axis=1, dtype=float)
     order = sorted(
         ((r, j) for r, limit in enumerate(limits) for j in range(limit)), key=lambda each: (-survival[each], *each)
