@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: What stands behind the command's name; by default what this process was started with.
     """
-    for name in {"SIGTERM", "SIGHUP"} & set(dir(signal)):  # what is half-written is removed, as after Ctrl-C
+    for name in {"SIGTERM", "SIGHUP"} & set(dir(signal)):  # half-written files are removed, as after Ctrl-C
         signal.signal(getattr(signal, name), lambda received, frame: sys.exit(128 + received))
     try:
         app(arguments, prog_name="dspark-export")

@@ -17,7 +17,7 @@ from dspark.exporter.errors import ExportError
 __all__ = ["cut_vocabulary", "frequent_tokens", "limit_choices"]
 
 CUT = ("lm_head.weight", "markov_head.markov_w2.weight")
-"""Tensors with a row a draft id."""
+"""Tensors with one row per draft id."""
 WINDOW = 4096
 """Rows of the source that are read at once."""
 

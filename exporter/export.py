@@ -65,7 +65,7 @@ class Static:
     capacities: tuple[int, ...] = ()
 
     def shapes(self, block: int, context_length: int) -> StaticShapes:
-        """The shapes for verification steps of ``block`` tokens a request and texts of ``context_length`` tokens.
+        """The shapes for verification steps of ``block`` tokens per request and texts of ``context_length`` tokens.
 
         Raises:
             ExportError: A number is too small or too large.
@@ -205,7 +205,7 @@ def export_bundle(
 
 
 def _check_text(target: Target) -> None:
-    """What cannot be read when generating must not get into a bundle."""
+    """Refuses a tokenizer or chat template that could not be read when generating."""
     text = target.text
     try:
         if text.tokenizer is not None:

@@ -88,7 +88,7 @@ class ExportedGraphs:
         if in_place and self._manifest.drafter is not None and self._manifest.drafter.kind != "eagle3":
             context = _caches(self._manifest.drafter.cache, context_names, present_context_names)
         pieces, cached = self._in_two_pieces("target", len(ids), [*caches, *context], feeds, in_place=in_place)
-        # Rows of draft layers are [1, Hkv, T, D]; everything else has one row a token.
+        # Rows of draft layers are [1, Hkv, T, D]; everything else has one row per token.
         joined = {
             name: np.concatenate([piece[name] for piece in pieces], axis=2 if first.ndim == 4 else 0)
             for name, first in pieces[0].items()

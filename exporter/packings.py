@@ -81,7 +81,7 @@ class BlockPacking(Packing):
     """uint8 ``[n, blocks, block size · bits / 8]``, and float32 scales ``[n, blocks]``; the zero is half the range.
 
     Attributes:
-        bits: Of a value: 8, or 4 with two values a byte.
+        bits: Per value: 8, or 4 with two values per byte.
         block_size: Inputs that share a scale.
     """
 

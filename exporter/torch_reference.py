@@ -99,7 +99,7 @@ class _DrafterReference:
         self.vocabulary = np.arange(drafter.vocabulary_size) if reduced is None else reduced
 
     def features(self, states: Sequence[Tensor]) -> Tensor:
-        """Projected taps ``[n, H]`` of the target's hidden states (docs/explanation/graphs.md).""" ""
+        """Projected taps ``[n, H]`` of the target's hidden states (docs/explanation/graphs.md)."""
         taps = [states[tap + 1] for tap in self._drafter.taps]
         if self._drafter.fc_norm:
             taps = [self._norm(tap, f"fc_norm.{index}") for index, tap in enumerate(taps)]

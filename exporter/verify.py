@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "require_verify_dependencies", "show_comparisons", "verify_bundle"]
 
 TOLERANCE = 1e-3
-"""Of the largest reference value. Float32 implementations differ by 1e-6 to 1e-4 after some tens of layers; what this
-is to find (another layer, position, mask or scale) differs by 1e-2 and more."""
+"""Of the largest reference value. Float32 implementations differ by 1e-6 to 1e-4 after some tens of layers; faults
+(another layer, position, mask or scale) make a difference of 1e-2 and more."""
 
 LENGTHS = (1, 17)
 """Tokens of the texts that every bundle is checked with."""
 
 LONGEST = 512
-"""Tokens of the longest text: what begins only beyond, such as wide sliding windows, is not checked."""
+"""Tokens of the longest text: effects that begin beyond it, such as wide sliding windows, are not checked."""
 
 SEED = 0
 

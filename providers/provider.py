@@ -33,7 +33,7 @@ class LoadOptions:
     """How a graph is loaded.
 
     Attributes:
-        threads: Host threads; None chooses one a core.
+        threads: Host threads; None chooses one per core.
         options: The provider's own options.
         dimensions: Values of the graph's symbolic dimensions that are fixed, which fixes its shapes.
         allow_fallback: Whether nodes that the device cannot run may run on the host.
@@ -56,8 +56,8 @@ class CompileOptions:
         precision: Of the graph, in words, for the key of what is built.
         options: The provider's own options.
         shapes: Values of the symbolic dimensions, once for each shape that is compiled; without any they stay open.
-        limits: The largest calls that the result must take where dimensions stay open. What limits dimensions that the
-            graph does not have asks for nothing.
+        limits: The largest calls that the result must take where dimensions stay open. Limits of dimensions that the
+            graph does not have are ignored.
         draft_tokens: Tokens of a draft, which kernels are tuned for; 0 without a drafter.
         content: The graph with some dimensions fixed; None: as it is in its file.
         on_phase: Called with every phase that begins, in words; perhaps from other threads.

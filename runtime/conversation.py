@@ -14,7 +14,7 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """Messages with a model; what it has read of them before is not computed again.
+    """Messages with a model; those that it has read before are not computed again.
 
     Args:
         inference: The loaded bundle.

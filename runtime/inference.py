@@ -86,7 +86,7 @@ class DSparkInference:
     ) -> "DSparkInference":
         """Loads a bundle.
 
-        If the scheduler has to know what steps cost and nobody measured it on this device, that is measured now, in
+        If the scheduler has to know what steps cost, and that was never measured on this device, it is measured now, in
         some seconds, and kept in the bundle.
 
         Args:
@@ -97,7 +97,7 @@ class DSparkInference:
             threads: Host threads; by default one per core.
             batch_size: Requests that run at once, at most as many as the bundle's graphs take; by default the
                 profile's number, or 8, as far as the bundle allows.
-            options: How to speculate; what they leave open the profile decides.
+            options: How to speculate; the profile decides what they leave open.
             max_sequence_length: Longest text in tokens, to bound the cache; by default the profile's or the model's own
                 limit.
             profile: A serving profile: the name of one that comes with the package, or a YAML file.

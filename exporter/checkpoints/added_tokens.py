@@ -23,7 +23,7 @@ def merge_added_tokens(
 ) -> tuple[str, ...]:
     """Adds what other files of a checkpoint add to the vocabulary.
 
-    ``added_tokens_decoder`` of ``tokenizer_config.json`` goes before ``added_tokens.json``, which older versions of
+    ``added_tokens_decoder`` of ``tokenizer_config.json`` overrides ``added_tokens.json``, which older versions of
     transformers wrote. Special tokens that the vocabulary has, but not as tokens that are found before a text is split,
     become such. Names of special tokens alone give no new ids.
 

@@ -48,7 +48,7 @@ __all__ = [
 
 DEEPSPEC_ARCHITECTURES = ("Qwen3Eagle3Model",)
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-DEFAULT_STEPS = 5  # what speculators' converter gives checkpoints that do not say
+DEFAULT_STEPS = 5  # the default of speculators' converter
 
 # Settings of later or other EAGLE heads, and the values with which they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -1,7 +1,7 @@
 """Targets in GGUF files.
 
-llama.cpp's own names and conventions are undone here: what comes out is the Hugging Face config and tensors that the
-file was converted from. Which keys and tensors an architecture has: ggml-org/ggml, ``docs/gguf.md``; what its converter
+llama.cpp's own names and conventions are undone here. The result is the Hugging Face config and tensors that the file
+was converted from. Which keys and tensors an architecture has: ggml-org/ggml, ``docs/gguf.md``; what its converter
 does to them: ggml-org/llama.cpp, ``conversion``.
 """
 

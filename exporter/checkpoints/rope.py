@@ -224,7 +224,7 @@ def _read(config: Mapping[str, Any], where: str) -> _Rotary:
 
 
 def _merge(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The rotary keys of all spellings in one; what two spellings say twice must be the same."""
+    """The rotary keys of all spellings in one; two spellings of one key must agree."""
     found = [(key, key, config.get(key)) for key in ("rope_theta", "partial_rotary_factor", "max_position_embeddings")]
     for spelling in ("rope_scaling", "rope_parameters"):
         parameters = config.get(spelling) or {}

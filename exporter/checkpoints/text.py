@@ -22,7 +22,7 @@ def read_text_assets(folder: Path) -> TextAssets:
     """Reads what turns text into ids and back.
 
     Args:
-        folder: A checkpoint. ``chat_template.jinja`` goes before the template in ``tokenizer_config.json``, and
+        folder: A checkpoint. ``chat_template.jinja`` overrides the template in ``tokenizer_config.json``, and
             ``tokenizer_config.json`` before ``special_tokens_map.json``, as in transformers.
 
     Raises:

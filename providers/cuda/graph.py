@@ -1,7 +1,7 @@
 """CUDA graphs: work that was captured from a stream once, and is launched as one.
 
 A graph repeats shapes and addresses, so it belongs to one bound call, and is worth its capture where calls repeat: one
-token a request, drafts.
+token per request, drafts.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions on NVIDIA GPUs: what the host does not look at stays on the device."""
+"""ONNX Runtime's sessions on NVIDIA GPUs: results that the host does not look at stay on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

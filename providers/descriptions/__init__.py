@@ -1,4 +1,4 @@
-"""The providers, a file for each device family or library: names, precisions, options, and what is special about them.
+"""The providers, one file per device family or library: names, precisions, options, and what is special about them.
 
 Imports the folders of their sessions, and ``provider`` and what is below it; ``registry`` lists them.
 """

@@ -15,7 +15,7 @@ from dspark.providers.provider import Options
 __all__ = ["QNN"]
 
 # A simulator has no chip of its own, so it has to be told which one to compile for, or it cannot finalise a graph: 57
-# is SM8650, the Snapdragon 8 Gen 3. What a process's first session says holds for all of them.
+# is SM8650, the Snapdragon 8 Gen 3. A process's first session decides it for all of them.
 SIMULATED = (("soc_model", "57"),) if platform.machine().lower() in {"x86_64", "amd64"} else ()
 
 

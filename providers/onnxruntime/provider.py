@@ -122,7 +122,7 @@ class OnnxRuntimeProvider(Provider):
         return ", ".join(f"{name}={value}" for name, value in passed if name not in self.run_options)
 
     def _compile_shape(self, model: Path, precision: str, how: LoadOptions) -> EngineKey:
-        """Compiles a graph, and loads the result once: what this host cannot load is none."""
+        """Compiles a graph, and loads the result once: a model that this host cannot load is of no use."""
         compiled = self._compiled_file(model, how)
         compiled.parent.mkdir(parents=True, exist_ok=True)
         context = {

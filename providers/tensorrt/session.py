@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class TensorRtSession:
     """A graph's engine; see ``DeviceSession``.
 
-    Host arrays travel through page-locked memory, all inputs in one copy and all outputs in another. What is bound to
-    device arrays is not copied. Profile, shapes and addresses are set again only if another call ran in between.
+    Host arrays travel through page-locked memory, all inputs in one copy and all outputs in another. Arrays on
+    the device are not copied. Profile, shapes and addresses are set again only if another call ran in between.
 
     Args:
         backend: The library.
@@ -194,7 +194,7 @@ class TensorRtSession:
             if not context.execute_async_v3(self._cuda.stream):
                 raise self._failure("the engine cannot be run")
 
-        enqueue()  # what TensorRT puts off until shapes are used must not be captured
+        enqueue()  # work that TensorRT puts off until shapes are used must not be captured
         return _Replay(CudaGraph(self._cuda, enqueue), context, self._staging.moves)
 
     def _set_shapes(self, context: Any, call: "_EngineCall") -> None:

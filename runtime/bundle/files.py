@@ -9,10 +9,10 @@ __all__ = ["check_writable", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file aside and renames it, so that nobody ever sees a part of it.
+    """Writes a file aside and renames it, so that a part of it is never seen.
 
     Raises:
-        OSError: It cannot be written; what was there before stays.
+        OSError: It cannot be written; the former content stays.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
         aside = Path(scratch) / path.name

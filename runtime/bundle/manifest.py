@@ -60,7 +60,7 @@ class SourceFile(_Model):
 
 
 class CacheInfo(_Model):
-    """Cache rows of a model: ``[B, kv_heads, tokens, head_dim]``, keys and values, a layer."""
+    """Cache rows of a model: ``[B, kv_heads, tokens, head_dim]``, keys and values, per layer."""
 
     layers: int = Field(ge=1)
     kv_heads: int = Field(ge=1)

@@ -24,7 +24,7 @@ TOKEN_STEP = 64
 """Capacity grows in steps of this many tokens: the unused tail costs attention time, growing costs a copy."""
 
 REMEMBERED = 16
-"""Requests that left; what none of the last ones needed is given back."""
+"""Requests that left last; capacity that none of them needed is given back."""
 
 
 class KeyValueCache:

@@ -1,7 +1,7 @@
 """``dspark-run``: its commands, and what becomes of errors.
 
-Each command has a file of its own. What a command computes with is imported when it runs, so help and shell completion
-wait for no library.
+Each command has a file of its own. It imports the libraries that it computes with when it runs, so help and shell
+completion wait for none.
 """
 
 import sys

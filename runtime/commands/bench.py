@@ -103,7 +103,7 @@ def bench(
 ) -> None:
     """Measures plain and speculative decoding in one interleaved run, and where a round's time goes.
 
-    With --load it measures every scheduler with 1, 2, 4 and more users who send one request after another.
+    With --load it measures every scheduler with 1, 2, 4 and more users that send one request after another.
     """
     from dspark.runtime.measuring.decoding import default_prompts
     from dspark.runtime.rows import read_rows

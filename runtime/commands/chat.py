@@ -99,7 +99,7 @@ def chat(
 
 
 def _read_message() -> str | None:
-    """What the user says next; None ends the conversation.
+    """The user's next message; None ends the conversation.
 
     Raises:
         RequestError: Standard input is no terminal that can be read, or no text.

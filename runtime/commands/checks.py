@@ -42,7 +42,7 @@ def check_options(
     Args:
         bundle: The bundle's folder.
         params: Sampling options.
-        rows: The prompts; what one of them says itself is not checked.
+        rows: The prompts; an option that one of them sets itself is not checked.
         options: How to speculate, as given.
         profile: A serving profile, by name or file.
 

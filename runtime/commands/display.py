@@ -133,7 +133,7 @@ def _ranges(ranges: Mapping[str, Sequence[int]]) -> str:
 
 def _cache(cache: CacheInfo) -> str:
     kilobytes = cache.layers * 2 * cache.kv_heads * cache.head_dim * 4 / 1e3
-    return f"{cache.layers} layers × {cache.kv_heads} heads × {cache.head_dim}, {kilobytes:.1f} kB a token"
+    return f"{cache.layers} layers × {cache.kv_heads} heads × {cache.head_dim}, {kilobytes:.1f} kB per token"
 
 
 def _calibration(calibration: Calibration) -> str:

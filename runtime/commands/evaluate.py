@@ -73,7 +73,7 @@ def evaluate(
     rows = [row for dataset in datasets for row in dataset.rows]
     manifest = check_options(bundle, params, rows, options)
     if scheduler is None and confidence_threshold is None:
-        scheduler = "fixed"  # what is not verified tells nothing of the drafter
+        scheduler = "fixed"  # tokens that are not verified tell nothing of the drafter
         options = SpeculationOptions(scheduler, max_draft_tokens)
     settings = EvaluationSettings(
         temperature=temperature,

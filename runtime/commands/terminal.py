@@ -18,7 +18,7 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def progress(total: int, description: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """A bar on the terminal; what it yields is called after each piece of work.
+    """A bar on the terminal; the function that it yields is called after each piece of work.
 
     Args:
         total: Pieces of work.

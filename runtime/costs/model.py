@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 class CostModel:
     """What any round costs, by interpolation in a table.
 
-    Between numbers of requests it interpolates at equally many tokens a request. Attention's time is linear in the
+    Between numbers of requests it interpolates at equally many tokens per request. Attention's time is linear in the
     context, so that what context costs is taken from steps of one request. Attention computes each request of a step
     as if it were the longest, while those that were measured were equally long.
 

@@ -28,7 +28,7 @@ def cost_key(bundle: Bundle, provider: Provider | Selection, threads: int | None
     Args:
         bundle: The bundle.
         provider: What runs its graphs.
-        threads: Host threads; None stands for one a core.
+        threads: Host threads; None stands for one per core.
     """
     selection = provider if isinstance(provider, Selection) else Selection.of(provider)
     device = selection.device_name("target")

@@ -19,7 +19,7 @@ COST_VERSION = 2
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Context = Annotated[int, Field(ge=1, le=1 << 30)]
 Rate = Annotated[float, Field(ge=1e-6, le=1e12)]
-"""Times a second: from one in eleven days to what no clock can tell."""
+"""Times per second: from one in eleven days to more than a clock can tell."""
 
 
 class _Model(BaseModel):
@@ -76,7 +76,7 @@ class StepCurve(_Model):
         requests: R; all verify equally many tokens.
         context_length: Cached tokens of each request that attention reads.
         sample_batch_tokens: Verified tokens N of all requests together, anchors included, rising from R.
-        sample_steps_per_sec: Steps of so many tokens a second, the median of several.
+        sample_steps_per_sec: Steps per second, each of so many tokens; the median of several.
     """
 
     requests: Count
@@ -97,7 +97,7 @@ class DraftCurve(_Model):
     Attributes:
         context_length: Cached tokens of each request that attention reads.
         sample_requests: Requests R of a draft, rising from 1.
-        sample_drafts_per_sec: Drafts for so many requests a second, the median of several.
+        sample_drafts_per_sec: Drafts per second, each for so many requests; the median of several.
     """
 
     context_length: Context

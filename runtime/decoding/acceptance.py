@@ -22,8 +22,8 @@ class Sampler:
     Speculative sampling of Leviathan et al. (arXiv:2211.17192) and Chen et al. (arXiv:2302.01318). Greedy decoding is
     the case where p has all its mass on one token.
 
-    Three independent random streams feed the draft, the accept tests and the target's own tokens. What a call takes
-    from them depends on its number of draft tokens alone, so a request's draws do not depend on its neighbours.
+    Three independent random streams feed the draft, the accept tests and the target's own tokens. How many
+    numbers a call takes depends on its draft tokens alone, so a request's draws do not depend on its neighbours.
 
     Args:
         params: The request's options.

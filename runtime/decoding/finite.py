@@ -14,7 +14,7 @@ Logits: TypeAlias = npt.NDArray[np.float32]
 
 
 def has_finite_sum(logits: Logits) -> bool:
-    """Whether a row's sum is finite, which others than finite values never have; finite ones may overflow it."""
+    """Whether a row's sum is finite: only finite values can have a finite sum, and large ones may overflow it."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(logits.sum())
 

@@ -18,7 +18,7 @@ class Round:
     Attributes:
         verified: Draft tokens that the target checked.
         accepted: Those that stood, whether or not the request's limit or a stop string cut them off afterwards.
-        ended: Whether the last of these was a stop token: what was verified behind it is neither accepted nor rejected.
+        ended: Whether the last of these was a stop token: tokens verified behind it are neither accepted nor rejected.
         confidence: Logits of all draft tokens, float32 ``[γ]``, not calibrated; None without a confidence head.
     """
 

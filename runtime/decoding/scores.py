@@ -62,5 +62,5 @@ class Scores:
         return int(self.choices[index])
 
     def finite(self, index: int) -> bool:
-        """Whether a row's logits have a finite sum, which others than finite ones never have."""
+        """Whether a row's logits have a finite sum: only finite ones can."""
         return has_finite_sum(self.rows[index]) if self.sums is None else math.isfinite(self.sums[index])

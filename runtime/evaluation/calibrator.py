@@ -50,7 +50,7 @@ def run_calibration(
         path: The bundle.
         datasets: Prompts.
         temperatures: Sampling temperatures; every prompt is run at each of them.
-        max_new_tokens: Tokens generated a prompt.
+        max_new_tokens: Tokens generated per prompt.
         batch_size: Requests that run at once.
         seed: Of the first request; each has the next one.
         host: What runs the graphs.

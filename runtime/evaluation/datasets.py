@@ -64,7 +64,7 @@ class Dataset:
 
 
 def read_datasets(files: Sequence[Path], samples: int | None) -> list[Dataset]:
-    """Reads JSONL files, each a dataset.
+    """Reads JSONL files, one dataset per file.
 
     Args:
         files: The files.

@@ -145,7 +145,7 @@ class Evaluation(_Model):
 
 @dataclass
 class _Measured:
-    """What running requests has left; several can be added up."""
+    """The measurements of a run of requests; several can be added up."""
 
     prompts: int = 0
     greedy: int = 0

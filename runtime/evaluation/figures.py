@@ -63,7 +63,7 @@ class SpeedFigures(_Model):
     """Decoding speed without prefill, both ways measured in turn.
 
     Attributes:
-        plain: Tokens a second, of all requests together.
+        plain: Tokens per second, of all requests together.
         speculative: The same with speculation.
         speedup: Speculative over plain.
         identical_outputs: Share of the greedy requests for which both ways gave the same tokens.
@@ -104,7 +104,7 @@ class SweepFigures(_Model):
     """The recorded drafts cut before the first confidence below each of ``THRESHOLDS``.
 
     Attributes:
-        verified_per_round: Draft tokens left a round.
+        verified_per_round: Draft tokens left per round.
         acceptance_rate: Accepted of these; None where none are left.
         acceptance_length: One and the accepted tokens of a round.
     """

@@ -56,7 +56,7 @@ def _speed(lines: Sequence[Line]) -> TextTable:
         row = [name, _number(speed.plain, 1), _number(speed.speculative, 1), _number(speed.speedup)]
         rows.append([*row, _percent(speed.identical_outputs)])
     columns = ["dataset", "plain", "speculative", "speed-up", "identical outputs"]
-    return TextTable("Decoding speed, tokens a second", columns, rows, summary=len(lines) > 1)
+    return TextTable("Decoding speed, tokens per second", columns, rows, summary=len(lines) > 1)
 
 
 def _positions(draft_length: int, lines: Sequence[Line]) -> TextTable:
@@ -93,7 +93,7 @@ def _sweep(evaluation: Evaluation) -> TextTable:
         for threshold, verified, rate, length in figures
     ]
     title = f"Drafts cut at a confidence threshold ({evaluation.scaling}), all datasets together"
-    return TextTable(title, ["threshold", "verified a round", "acceptance rate", "acceptance length"], rows)
+    return TextTable(title, ["threshold", "verified per round", "acceptance rate", "acceptance length"], rows)
 
 
 def _quality(title: str, lines: Sequence[tuple[str, ComparisonResult]]) -> TextTable:

@@ -12,7 +12,7 @@ __all__ = ["BoundCalls", "buffer_bytes"]
 KEPT = 32
 """Shapes kept at most; a request alone needs one for each number of verified tokens."""
 KEPT_BYTES = 1 << 30
-"""Bytes that their buffers may have; what scores large vocabularies for many requests has hundreds of megabytes."""
+"""Bytes that their buffers may have; calls of many requests with large vocabularies have hundreds of megabytes."""
 
 
 class Held(Protocol):

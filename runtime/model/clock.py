@@ -24,7 +24,7 @@ class PhaseClock:
 
 
 class _Phase:
-    """One block of code; a class of its own costs a fraction of what a generator does, several times a round."""
+    """One block of code; a class of its own costs a fraction of a generator, several times per round."""
 
     __slots__ = ("_name", "_seconds", "_start")
 

@@ -1,8 +1,8 @@
 """Bundles of fixed shapes: which shapes each graph is called with, and sessions that hold one shape each.
 
 A verification step always computes ``block`` tokens of ``batch`` requests, a prefill step ``chunk`` tokens of one, and
-the cache has one of a few lengths. What is missing is padding, whose results nobody reads. So a device that takes
-graphs of fixed shapes only compiles each graph a few times, and never again.
+the cache has one of a few lengths. Unused positions are padded, and their results are never read. So a device that
+takes graphs of fixed shapes only compiles each graph a few times, and never again.
 """
 
 import logging
@@ -61,7 +61,7 @@ class FixedShapeSession:
         self._lock = threading.Lock()
         shortest = min((sizes.get("S", 0) for sizes in plan), default=0)
         for sizes in plan:
-            if sizes.get("S", 0) == shortest:  # what cannot be compiled must show now, not in the middle of a text
+            if sizes.get("S", 0) == shortest:  # a graph that cannot be compiled must show now, not within a text
                 self._session(sizes)
 
     @property

@@ -52,7 +52,7 @@ class Verification:
     """What a step returned: views of buffers that the next step overwrites.
 
     Attributes:
-        scores: Of every token, flat, or of each request's last; what follows is padding.
+        scores: Of every token, flat, or of each request's last; padding follows.
         rows: New rows ``[layers, 2, B, kv_heads, T, head_dim]`` for each group of the cache, unless the graph has
             written them into the cache itself.
         features: EAGLE-3 features ``[N, H]``, on the host or a device; None without such a drafter.
@@ -133,7 +133,7 @@ class Target:
                 self._cache.append(group, slot, verification.rows[group][:, :, index, :, :count])
         first, end = verification.offsets[index : index + 2]
         if self._in_place and count < end - first and not verification.scores.finite(end - 1):
-            self._cache.clear_tail(slot)  # a rejected token, which nobody looks at any more, must not spoil later sums
+            self._cache.clear_tail(slot)  # a rejected token, which is never looked at again, must not spoil later sums
 
     def _run(self, phase: str, first_slot: int, runs: Sequence[TokenRun], *, last_only: bool) -> Verification:
         counts = tuple(len(run.tokens) for run in runs)
@@ -234,7 +234,7 @@ class _Step:
     def fill(self, starts: NDArray[np.int64], runs: Sequence[TokenRun], counts: tuple[int, ...]) -> tuple[int, ...]:
         """Writes the inputs; returns each request's first flat token and their number.
 
-        What is padding keeps values that the graph can compute with: ids, positions and indices of earlier steps.
+        Padding keeps values that the graph can compute with: ids, positions and indices of earlier steps.
         """
         inputs, requests = self.inputs, len(runs)
         _, width = inputs["pad_index"].shape

@@ -36,7 +36,7 @@ class RoundCosts(Protocol):
 
 
 class HardwareScheduler(Scheduler):
-    """Verifies the prefixes that promise most tokens a second, and drafts as long as that beats plain decoding.
+    """Verifies the prefixes that promise most tokens per second, and drafts as long as that beats plain decoding.
 
     Args:
         costs: What a round costs.
@@ -95,7 +95,7 @@ class HardwareScheduler(Scheduler):
         pauses, size = self._pauses[self._repeatable], requests.bit_length()
         if size not in pauses:
             nearest = max((known for known in pauses if known < size), default=None)
-            # What a clock says must not decide on texts that are sampled, or their seeds would be worth nothing.
+            # A clock must not decide on texts that are sampled, or their seeds would be worth nothing.
             pauses[size] = DraftPause(pauses[nearest] if nearest is not None else None, timed=not self._repeatable)
         return pauses[size]
 
@@ -109,8 +109,8 @@ class HardwareScheduler(Scheduler):
 class AsyncHardwareScheduler(HardwareScheduler):
     """Takes its budget from an older round, by a search without constraint, and spends it in order of survival now.
 
-    Costs with jumps, which end Algorithm 1 too early, do not matter to such a search, and what earlier rounds say of a
-    token of this one cannot bend its distribution. The first rounds are planned as ``HardwareScheduler`` does.
+    Costs with jumps, which end Algorithm 1 too early, do not matter to such a search, and knowledge of earlier rounds
+    cannot bend the distribution of this one. The first rounds are planned as ``HardwareScheduler`` does.
 
     Args:
         costs: What a round costs.

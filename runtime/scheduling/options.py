@@ -24,7 +24,7 @@ class SpeculationPlan:
 
     Attributes:
         scheduler: Name of the scheduler; never ``off``.
-        max_draft_tokens: The most draft tokens verified a round.
+        max_draft_tokens: The most draft tokens verified per round.
         confidence_threshold: Where ``threshold`` cuts.
         draft_length: γ.
         has_confidence: Whether the drafter rates its tokens.
@@ -65,12 +65,12 @@ class SpeculationOptions:
     """How to speculate.
 
     Attributes:
-        scheduler: ``hardware`` verifies what promises most tokens a second on this device and does not draft where
+        scheduler: ``hardware`` verifies what promises most tokens per second on this device and does not draft where
             that loses, ``hardware-async`` does so with a budget from earlier rounds, ``fixed`` verifies whole drafts,
             ``threshold`` their confident prefixes, ``off`` decodes plainly. By default ``threshold`` when a threshold
             is given, else ``hardware`` when the bundle has a drafter, or
             ``fixed`` if its shapes are fixed.
-        max_draft_tokens: The most draft tokens verified a round; by default all (γ).
+        max_draft_tokens: The most draft tokens verified per round; by default all (γ).
         confidence_threshold: Where ``threshold`` cuts, a probability; 0.6 by default.
     """
 

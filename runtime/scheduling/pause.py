@@ -1,4 +1,4 @@
-"""Whether to draft: as long as it pays, and now and then when it does not, to see whether it would."""
+"""Decides when to draft: as long as it pays, and now and then when it does not, to see if it would again."""
 
 from collections import deque
 from math import ceil
@@ -7,32 +7,33 @@ from statistics import median
 __all__ = ["PLAIN_EVERY", "TRIALS", "DraftPause"]
 
 MEMORY = 16
-"""Rounds that count: what a text is like changes within sentences."""
+"""Rounds that count: a text changes its character within sentences."""
 HONESTY_MEMORY = 256
-"""Rounds over which promises are compared with what became of them."""
+"""Rounds over which predicted and observed acceptance are compared."""
 HONESTY_PRIOR = 20.0
-"""Draft tokens for which promises are believed to be honest, before anything is known."""
+"""Draft tokens for which predictions are believed before anything is known."""
 OPTIMISM = 2.0
 """Tokens that a draft is believed to give before anything is known."""
 PRIOR = 2
-"""Drafts that this belief, or what fewer requests showed, counts for."""
+"""Drafts that this belief, or the experience with fewer requests, counts for."""
 TRUST = 4
-"""Comparisons with what rounds take that the expected times weigh as much as: a shape's first rounds are slow."""
+"""The expected times count as much as this many comparisons with real rounds: a shape's first rounds are slow."""
 MARGIN = 1.05
-"""What drafting must gain: around the point where both are equal, noise would decide, and at times wrongly."""
+"""Drafting must gain this much: around the point where both are equal, noise would decide, and at times wrongly."""
 TRIALS = 0.01
 """Part of the time that trials may cost while drafting does not pay."""
 PLAIN_EVERY = 64
-"""Rounds that draft between two that do not, which tell what plain decoding takes now; fewer at first."""
+"""Rounds that draft between two that do not and so time plain decoding; fewer at first."""
 FIRST_PLAIN = 2
 
 
 class DraftPause:
-    """Compares drafting with plain decoding by what drafts promise, as far as promises are kept, and by what both take.
+    """Compares drafting with plain decoding, by their times and by the tokens that drafts promise.
 
-    What a draft gave would be a much noisier measure than what it promised: of two like drafts one gives nothing, the
-    other three tokens. When drafting loses, it pauses for as long as it takes to make up for what a trial loses. A
-    draft after a pause counts as much as the rounds it stands for. Only earlier rounds decide.
+    Promises are scaled by observed over predicted acceptance. The tokens that a draft really gave would be a much
+    noisier measure: of two like drafts one gives nothing, the other three tokens. When drafting loses, it pauses for as
+    long as it takes to make up for what a trial loses. A draft after a pause counts as much as the rounds it stands
+    for. Only earlier rounds decide.
 
     Args:
         fewer: What is known for fewer requests, to begin with: more of them do not make drafting cheaper.
@@ -55,7 +56,7 @@ class DraftPause:
         self._slower = deque([1.0] * TRUST, maxlen=MEMORY)
 
     def over(self) -> bool:
-        """Whether the next round drafts; called once a round."""
+        """Whether the next round drafts; called once per round."""
         if self._waited < self._pause or (self._timed and self._since_plain >= self._plain_every):
             self._waited += 1
             self._since_plain = 0

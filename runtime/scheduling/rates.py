@@ -1,4 +1,4 @@
-"""Running acceptance rates: what stands in for confidences where there is no confidence head."""
+"""Running acceptance rates, which stand in for confidences where there is no confidence head."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["AcceptanceRates"]
 FORGETTING = 1 / 64
 """Part of the evidence that each round forgets, so that positions which are verified no more are tried again."""
 PRIOR_RATE, PRIOR_WEIGHT = 0.8, 2.0
-"""What is believed before anything is seen, and how many tokens' worth of evidence that is."""
+"""The rate believed before anything is seen, and how many tokens' worth of evidence that is."""
 
 
 class AcceptanceRates:

@@ -1,4 +1,4 @@
-"""What a scheduler is, and the two that know neither hardware nor history.
+"""The interface of schedulers, and the two that know neither hardware nor history.
 
 A decision may see anything of earlier rounds and of other requests, but of a request's own draft only tokens before the
 one it is about. Then it does not bend the output's distribution (docs/explanation/losslessness.md).
@@ -49,7 +49,7 @@ class Scheduler(ABC):
     """Decides for one engine, round after round."""
 
     def drafts(self, batch: Batch) -> bool:
-        """Whether the round drafts at all; called once a round."""
+        """Whether the round drafts at all; called once per round."""
         return bool(batch.limits.any())
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Searches for the prefixes whose verification gives most tokens a second.
+"""Searches for the prefixes whose verification gives most tokens per second.
 
 A plan verifies the k candidates of highest survival: survival never rises along a draft, so these are prefixes, and no
 other k tokens promise more.
@@ -86,7 +86,7 @@ class Candidates:
 
 
 def best_count(tokens: Floats, seconds: Floats) -> int:
-    """The count with most tokens a second; of equals the smallest.
+    """The count with most tokens per second; of equals the smallest.
 
     It looks at all candidates, so it is for requests whose output cannot depend on it.
     """
@@ -94,7 +94,7 @@ def best_count(tokens: Floats, seconds: Floats) -> int:
 
 
 def early_stop_count(tokens: Floats, seconds: Floats) -> int:
-    """The count after which the next candidate no longer gives more tokens a second; ties stop.
+    """The count after which the next candidate no longer gives more tokens per second; ties stop.
 
     Whether a candidate is verified depends on those before it alone.
     """
@@ -105,7 +105,7 @@ def early_stop_count(tokens: Floats, seconds: Floats) -> int:
 def best_lengths(
     candidates: Candidates, cost: PlanSeconds, certain: float, verified: int = 0, longest: int = 1
 ) -> NDArray[np.int64]:
-    """The prefix lengths ``[R]`` with most tokens a second, of all that there are.
+    """The prefix lengths ``[R]`` with most tokens per second, of all that there are.
 
     Where padding costs, a plan may have to leave out the end of one draft for the beginnings of others, so drafts cut
     at several lengths are searched.
@@ -132,7 +132,7 @@ def best_lengths(
 
 
 def best_plan(survival: Floats, batch: Batch, cost: PlanSeconds) -> NDArray[np.int64]:
-    """The prefix lengths ``[R]`` with most tokens a second that may be chosen without bending a distribution.
+    """The prefix lengths ``[R]`` with most tokens per second that may be chosen without bending a distribution.
 
     Requests that sample are cut by Algorithm 1 of the DSpark paper. Greedy ones are searched without constraint, once
     the others' lengths are fixed.

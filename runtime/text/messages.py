@@ -15,7 +15,7 @@ def plain_messages(messages: object) -> list[dict[str, Any]]:
     """Messages as the templates of text models expect them.
 
     Content given as a list of text parts is joined with spaces, as transformers' server does. Beside ``tool_calls``
-    content may be null or missing; what becomes of that, and of the calls, is up to the template.
+    content may be null or missing; the template decides about that and about the calls.
 
     Raises:
         RequestError: This is no conversation; names the message and its part.

@@ -6,7 +6,7 @@ from dspark.runtime.text.tokenizer import TextProcessor
 
 __all__ = ["TextStream"]
 
-_REPLACEMENT = "\ufffd"  # what decoding puts where bytes are no character (yet)
+_REPLACEMENT = "\ufffd"  # stands in decoded text where bytes are no character (yet)
 
 
 class TextStream:

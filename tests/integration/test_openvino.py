@@ -33,7 +33,7 @@ def completions(bundle: Path, provider: list[str], count: int = 48) -> list[Comp
 
 
 def acceptance(every: list[Completion]) -> float:
-    """Accepted draft tokens a round."""
+    """Accepted draft tokens per round."""
     return sum(sum(each.stats.accepted_lengths) for each in every) / sum(each.stats.rounds for each in every)
 
 

@@ -9,7 +9,7 @@ from tests.support.golden_models import GOLDEN, PROMPTS
 __all__ = ["DATASETS", "Pairs", "dataset_files", "ending_with", "recounted", "reference_rounds"]
 
 Pairs = list[tuple[int, int]]
-"""Verified and accepted draft tokens, a round."""
+"""Verified and accepted draft tokens, per round."""
 
 DATASETS = {"first": [0, 1, 2], "last": [3, 4]}
 

@@ -1,6 +1,6 @@
 """float16 and bfloat16: half the bytes, products in that type, everything between them in float32.
 
-What float16 cannot hold is decided by rule. The residual stream, norms, softmax and attention are float32 in every
+Rules cover the values that float16 cannot hold. The residual stream, norms, softmax and attention are float32 in every
 encoding. Two kinds of products have inputs or results beyond 65 504 in real models: the MLP's down projection (massive
 activations, Sun et al., arXiv:2402.17762) and a drafter's ``fc``, which reads the raw residual stream. Their inputs are
 divided by a power of two and their results multiplied by it, which is exact. Logits stay float32.
