@@ -4,6 +4,7 @@ An application is named ``app`` in the module that ``[project.scripts]`` of pypr
 """
 
 import tomllib
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = ["parser", "reference"]
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
+@cache
 def parser(name: str) -> Any:
     """The parser of a command that the project installs: a group for ``dspark-run``, one command for the other."""
     scripts = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["scripts"]
