@@ -6,7 +6,7 @@ Usage: export.py TARGET DRAFTER BUNDLE
 import sys
 from pathlib import Path
 
-from dspark.exporter.export import export_bundle, prepare
+from dspark.exporter import export_bundle, prepare
 
 target, drafter, bundle = map(Path, sys.argv[1:])
 planned = prepare(target, drafter, bundle)  # refuses what cannot work, from headers alone

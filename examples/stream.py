@@ -8,7 +8,7 @@ import sys
 from dspark.runtime import DSparkInference, SamplingParams
 
 bundle, prompt = sys.argv[1:]
-model = DSparkInference.load(bundle, profile="flash")
-for chunk in model.stream(prompt, SamplingParams(max_new_tokens=128)):
-    print(chunk.text, end="", flush=True)
+with DSparkInference.load(bundle, profile="flash") as model:
+    for chunk in model.stream(prompt, SamplingParams(max_new_tokens=128)):
+        print(chunk.text, end="", flush=True)
 print()

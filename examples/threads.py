@@ -8,15 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dspark.runtime import DSparkInference, SamplingParams
 
-model = DSparkInference.load(sys.argv[1], profile="flash")
 params = SamplingParams(max_new_tokens=32)
+with DSparkInference.load(sys.argv[1], profile="flash") as model, ThreadPoolExecutor() as pool:
 
+    def answer(prompt: str) -> str:
+        """Follows a stream to its end."""
+        return "".join(chunk.text for chunk in model.stream(prompt, params))
 
-def answer(prompt: str) -> str:
-    """Follows a stream to its end."""
-    return "".join(chunk.text for chunk in model.stream(prompt, params))
-
-
-with ThreadPoolExecutor() as pool:
     for text in pool.map(answer, [f"Tell me about the number {number}." for number in range(8)]):
         print(text)

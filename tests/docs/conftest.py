@@ -1,11 +1,11 @@
 """The folder in which the documentation's commands run."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from dspark.exporter.export import export_bundle, prepare
 from dspark.runtime import DSparkInference
 from tests.conftest import CHAT_TEMPLATE, GOLDEN
 from tests.docs.blocks import ROOT, Block
+from tests.docs.in_process import SCRIPTS, run_here
 
 PROMPTS = ["Why is the sky blue?", "Name three colours.", "Write a haiku.", "What is 2 + 2?"]
+RunBlock = Callable[[Block], None]
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +29,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     drafter = shutil.copytree(GOLDEN / "dspark_vanilla", folder / "my-drafter")
     export_bundle(prepare(model, drafter, folder / "bundle"))
-    DSparkInference.load(folder / "bundle")  # measures what steps cost, once for all pages
-    _write_prompts(folder / "prompts.jsonl", PROMPTS)
+    DSparkInference.load(folder / "bundle", profile="pro").close()  # measures what steps cost, once for all pages
+    _write_prompts(folder / "prompts.jsonl", PROMPTS[:2])
     _write_prompts(
         folder / "other-prompts.jsonl", [f"{prompt} Say it {times} times." for times in range(6) for prompt in PROMPTS]
     )
@@ -45,9 +47,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_block(template: Path, tmp_path: Path) -> Callable[[Block], None]:
-    """Runs blocks of code in a copy of the folder, one after the other, as someone does who follows the page."""
-    folder = shutil.copytree(template, tmp_path / "folder", symlinks=True)
+def folder(template: Path, tmp_path: Path) -> Path:
+    """A copy of the folder, for one page."""
+    return shutil.copytree(template, tmp_path / "folder", symlinks=True)
+
+
+@pytest.fixture
+def run_in_shell(folder: Path, tmp_path: Path) -> RunBlock:
+    """Runs blocks one after the other, as someone does who follows the page: in a shell, with new interpreters."""
     environment = {**os.environ, "PATH": f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
     interpreters = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": ["python", "-c"]}
 
@@ -61,6 +68,19 @@ def run_block(template: Path, tmp_path: Path) -> Callable[[Block], None]:
     return run
 
 
+@pytest.fixture
+def run_quickly(folder: Path, run_in_shell: RunBlock, monkeypatch: pytest.MonkeyPatch) -> RunBlock:
+    """The same in this process, but for blocks that need a shell."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run(block: Block) -> None:
+        if not run_here(block, monkeypatch):
+            run_in_shell(block)
+
+    return run
+
+
 def _write_prompts(file: Path, prompts: list[str]) -> None:
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
@@ -68,8 +88,7 @@ def _write_prompts(file: Path, prompts: list[str]) -> None:
 def _write_commands(folder: Path) -> None:
     """The project's commands and ``python``, as this interpreter has them."""
     folder.mkdir()
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    calls = {name: f"-c 'from {place.replace(':', ' import ')}; main()'" for name, place in scripts.items()}
+    calls = {name: f"-c 'from {place.replace(':', ' import ')}; main()'" for name, place in SCRIPTS.items()}
     for name, arguments in {**calls, "python": ""}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (folder / name).chmod(0o755)

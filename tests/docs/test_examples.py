@@ -2,7 +2,6 @@
 
 import ast
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,19 @@ import typer
 from docs.command_lines import parser
 from dspark.runtime.loading.serving_profile import find_profile
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, commands
+from tests.docs.conftest import RunBlock
+from tests.docs.in_process import simple_commands
 
 RUN, CHECKED = ("bash", "python"), ("yaml", "json", "text")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 COMPLETION = {"--install-completion", "--show-completion"}
 """Typer's own options, which act as soon as they are parsed."""
 Blocks = pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=str)
-SlowPages = pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.treatment == "slow" for block in blocks(page))], ids=str
+RunPages = pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.language in RUN and block.treatment != "parsed" for block in blocks(page))],
+    ids=str,
 )
-RunBlock = Callable[[Block], None]
 
 
 @Blocks
@@ -32,20 +34,22 @@ def test_no_block_escapes(page: Path) -> None:
 
 
 @Blocks
-def test_quick_blocks_run(page: Path, run_block: RunBlock) -> None:
+def test_quick_blocks_run(page: Path, run_quickly: RunBlock) -> None:
     for block in blocks(page):
         if block.language in RUN and block.treatment == "run":
-            run_block(block)
+            run_quickly(block)
 
 
 @pytest.mark.slow
-@SlowPages
-def test_slow_blocks_run(page: Path, run_block: RunBlock, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@RunPages
+def test_all_blocks_run_in_a_shell(
+    page: Path, folder: Path, run_in_shell: RunBlock, request: pytest.FixtureRequest
+) -> None:
     told = [block for block in blocks(page) if block.language in RUN and block.treatment != "parsed"]
     if any(GGUF in block.text for block in told):
-        (tmp_path / "folder" / GGUF).symlink_to(request.getfixturevalue("smollm2_gguf"))
+        (folder / GGUF).symlink_to(request.getfixturevalue("smollm2_gguf"))
     for block in told:
-        run_block(block)
+        run_in_shell(block)
 
 
 @Blocks
@@ -96,6 +100,42 @@ def test_commands_of_a_block() -> None:
         ["j"],
         ["k"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "simple"),
+    [
+        ("dspark-run inspect bundle\n\ndspark-export m \\\n    --output 'a > b'\n", True),
+        ("python examples/chat.py bundle", True),
+        ('dspark-run generate bundle --prompt "Why? All of *it*."', True),
+        ("dspark-run inspect bundle > report", False),
+        ("dspark-run evaluate bundle --input *.jsonl", False),
+        ("cd bundle\ndspark-run inspect .", False),
+        ("dspark-run inspect $BUNDLE", False),
+        ("dspark-run inspect bundle; false", False),
+        ("python -c pass", False),
+        ("for name in a b; do\ndspark-run inspect $name\ndone", False),
+    ],
+)
+def test_what_needs_a_shell_is_run_by_one(text: str, simple: bool) -> None:
+    assert (simple_commands(text) is not None) == simple
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("bash", "dspark-run inspect no-such-bundle"),
+        ("bash", "dspark-run inspekt bundle"),
+        ("bash", "dspark-export my-model --output bundle"),
+        ("bash", "python examples/generate.py no-such-bundle Hello"),
+        ("bash", "true > report\nfalse"),
+        ("python", "raise SystemExit('no')"),
+        ("python", "import dspark.runtime\ndspark.runtime.Bundel"),
+    ],
+)
+def test_a_block_that_fails_is_noticed(language: str, text: str, run_quickly: RunBlock) -> None:
+    with pytest.raises(AssertionError, match=r"^here:"):
+        run_quickly(Block("here", language, text, "run"))
 
 
 def _check_block(text: str) -> None:

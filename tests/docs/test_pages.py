@@ -20,6 +20,7 @@ FILES = sorted(
         *(file for top in ("docs", "examples", "samples", "tests") for file in (ROOT / top).rglob("*.md")),
     ]
 )
+EXPLANATIONS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "explanation").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])
@@ -37,6 +38,32 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{page}: {link} leads nowhere"
         if anchor:
             assert anchor in _anchors(target), f"{page}: {link} has no such heading"
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", *EXPLANATIONS], ids=str)
+def test_files_that_are_named_exist(page: str) -> None:
+    folders = "/|" if page == "ARCHITECTURE.md" else ""  # elsewhere they may be those of a bundle
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        beside: list[Path] = []
+        for name, to_come in re.findall(rf"`([\w./-]+(?:{folders}\.py|\.jinja))`( \(to come\))?", line):
+            found = [path for folder in (ROOT, ROOT / "runtime", *beside) if (path := folder / name).exists()]
+            assert bool(found) != bool(to_come), f"{page}: {name}"
+            beside += [path if path.is_dir() else path.parent for path in found]
+
+
+def test_the_map_names_every_folder() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name in ("exporter", "providers", "runtime"):
+        for init in (ROOT / name).rglob("__init__.py"):
+            folder = init.parent.relative_to(ROOT)
+            assert f"`{folder}/`" in page or f"`{folder.relative_to(name)}/`" in page or str(folder) == name, folder
+
+
+def test_every_row_of_the_table_of_changes_names_a_file() -> None:
+    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("\n## Where to change what\n")[2]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 20
+    assert [row for row in rows if not re.search(r"`[\w/]+(/|\.py)`", row)] == []
 
 
 def test_plots_show_the_figures_of_the_pages() -> None:
