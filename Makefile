@@ -19,7 +19,7 @@ EDITABLE := --config-settings editable_mode=strict --editable
 # What setuptools left of an earlier build would be in the next wheel, too.
 LEFTOVERS := build/lib build/bdist.*
 
-.PHONY: demo develop docs test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types clean
+.PHONY: demo develop docs test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types wheel clean
 .NOTPARALLEL: # one pip at a time
 
 demo: $(BUNDLE)/manifest.json ## export SmolLM2-135M with its drafter, generate with and without speculation
@@ -79,6 +79,12 @@ docs: develop $(VENV)/.docs ## the documentation as a site in build/site, strict
 	rm -rf build/site
 	PYTHONPATH=. $(BIN)/zensical build --strict
 
+wheel: $(VENV)/.release $(GGUF) ## sdist and wheel in dist, checked: their contents, and the demo from a fresh environment
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tests.release.check dist $(GGUF)
+
 clean:
 	rm -rf $(VENV) $(OPENVINO) $(GGML) $(GPU) $(CACHE) build dist *.egg-info
 
@@ -90,7 +96,7 @@ $(VENV)/.runtime: pyproject.toml
 	rm -f $(VENV)/.installed
 	touch $@
 
-$(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: $(VENV)/.runtime
+$(VENV)/.dev $(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(VENV)/.runtime
 	$(BIN)/pip install $(PIP_FLAGS) $(EDITABLE) ".[$*]"
 	rm -f $(VENV)/.installed
 	touch $@
