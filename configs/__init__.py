@@ -1,13 +1,15 @@
-"""Data the other packages read: YAML files, and one function for each."""
+"""What the other packages read: YAML files with one function for each, and the version."""
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["model_defaults", "serving_profiles"]
+__all__ = ["DISTRIBUTION", "model_defaults", "own_version", "serving_profiles"]
 
+DISTRIBUTION = "dspark-onnx"
 SERVING_PROFILES = ("flash", "pro")
 
 
@@ -29,3 +31,8 @@ def serving_profiles() -> Mapping[str, str]:
     """The serving profiles that come with the package: YAML by name."""
     folder = files("dspark.configs")
     return {name: folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8") for name in SERVING_PROFILES}
+
+
+def own_version() -> str:
+    """The version of this project as it is installed: ``version`` of ``pyproject.toml``."""
+    return version(DISTRIBUTION)

@@ -17,6 +17,7 @@ from dspark.providers.errors import ProviderError
 from dspark.providers.names import provider_names
 from dspark.runtime.bundle.manifest import CacheForm, PrecisionName
 from dspark.runtime.reports.lines import notices
+from dspark.runtime.reports.version import Version
 
 if TYPE_CHECKING:
     from dspark.exporter.compile import Compilation
@@ -166,6 +167,7 @@ def export(
         typer.Option("--verify", help="Compare with PyTorch (needs dspark-onnx\\[verify]).", rich_help_panel=OUTPUT),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.", rich_help_panel=OUTPUT)] = False,
+    version: Version = False,
 ) -> None:
     """Turns a target model and a drafter into a bundle for dspark-run."""
     from dspark.exporter.compile import Compilation

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from dspark.configs import DISTRIBUTION, own_version
 from dspark.exporter.checkpoints import read_drafter, read_target
 from dspark.exporter.checkpoints.description import Backbone, Drafter, DrafterKind, Target
 from dspark.exporter.draft_vocabulary import cut_vocabulary, frequent_tokens, limit_choices
@@ -244,7 +245,7 @@ def _write(export: Export, folder: Path, on_bytes: Callable[[int], None]) -> Man
         precision={name: _precision_info(profiles[name]) for name in graphs},
         cache_form=export.cache_form,
         shapes=export.shapes,
-        producer={name: version(name) for name in ("dspark-onnx", "onnx-ir")},
+        producer={DISTRIBUTION: own_version(), "onnx-ir": version("onnx-ir")},
         files={
             path.name: weights_file if path.name == WEIGHTS else _file_info(path) for path in sorted(folder.iterdir())
         },

@@ -19,12 +19,18 @@ from dspark.runtime.commands.profile import profile
 from dspark.runtime.commands.providers import providers
 from dspark.runtime.commands.terminal import print_error
 from dspark.runtime.errors import DSparkError
+from dspark.runtime.reports.version import Version
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(help="Runs bundles made by dspark-export.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (generate, chat, inspect, providers, bench, profile, evaluate, calibrate, compare):
     app.command()(command)
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Runs bundles made by dspark-export."""
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ A brief measurement has a file of its own beside it, ``<device>.brief.json``: it
 """
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 
+from dspark.configs import DISTRIBUTION, own_version
 from dspark.providers import Provider, Selection
 from dspark.providers.errors import one_line
 from dspark.providers.host import onnxruntime_version, processor
@@ -38,7 +38,7 @@ def cost_key(bundle: Bundle, provider: Provider | Selection, threads: int | None
         threads=threads or os.cpu_count() or 1,
         precision={name: str(info) for name, info in bundle.manifest.precision.items()},
         files=confidence_files(bundle.manifest),
-        versions={"dspark-onnx": version("dspark-onnx"), "onnxruntime": onnxruntime_version()},
+        versions={DISTRIBUTION: own_version(), "onnxruntime": onnxruntime_version()},
     )
 
 

@@ -1,4 +1,4 @@
 """Tables, pictures and lines for people.
 
-Imports errors and what writes files.
+Imports errors, the version, and what writes files.
 """
