@@ -16,8 +16,8 @@ DRAFTER := $(wildcard samples/smollm2/drafter/*)
 
 # Strict: type checkers see what is linked, and nothing else of the checkout.
 EDITABLE := --config-settings editable_mode=strict --editable
-# What setuptools left of an earlier build would be in the next wheel, too.
-LEFTOVERS := build/lib build/bdist.*
+# What an earlier build left would be in the next wheel, too: its files, and files that only its list names.
+LEFTOVERS := build/lib build/bdist.* *.egg-info
 
 .PHONY: demo develop docs test test-slow test-parity test-providers test-openvino test-ggml test-gpu lint format types wheel clean
 .NOTPARALLEL: # one pip at a time
@@ -80,7 +80,7 @@ docs: develop $(VENV)/.docs ## the documentation as a site in build/site, strict
 	PYTHONPATH=. $(BIN)/zensical build --strict
 
 wheel: $(VENV)/.release $(GGUF) ## sdist and wheel in dist, checked: their contents, and the demo from a fresh environment
-	rm -rf dist *.egg-info
+	rm -rf dist $(LEFTOVERS)
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m tests.release.check dist $(GGUF)
