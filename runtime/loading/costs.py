@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
-from dspark.providers import Provider, Selection, Session
+from dspark.providers import Session
 from dspark.runtime.bundle.bundle import Bundle
 from dspark.runtime.costs.measure import brief_grid, measure
 from dspark.runtime.costs.store import cost_file, cost_key, read_costs, write_costs
 from dspark.runtime.costs.table import CostTable
 from dspark.runtime.errors import BundleError
+from dspark.runtime.loading.host import HostOptions
 from dspark.runtime.scheduling.options import SpeculationPlan
 
 __all__ = ["find_costs"]
@@ -16,8 +17,7 @@ __all__ = ["find_costs"]
 def find_costs(
     plan: SpeculationPlan | None,
     bundle: Bundle,
-    provider: Provider | Selection,
-    threads: int | None,
+    host: HostOptions,
     requests: int,
     graphs: Callable[[], Mapping[str, Session]],
     notify: Callable[[str], None],
@@ -27,15 +27,14 @@ def find_costs(
     Args:
         plan: How to speculate; None is returned for one whose scheduler does not ask what steps cost.
         bundle: The bundle.
-        provider: What runs its graphs.
-        threads: Host threads.
+        host: What runs its graphs.
         requests: Requests that run at once at most.
         graphs: Gives its graphs, if they are needed.
         notify: Told why it takes longer, and why a table could not be used or kept.
     """
     if plan is None or not plan.needs_costs:
         return None
-    key = cost_key(bundle, provider, threads)
+    key = cost_key(bundle, host.selection, host.threads)
     found, problems = [], []
     for brief in (False, True):
         try:

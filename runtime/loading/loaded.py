@@ -95,10 +95,8 @@ class LoadedModel:
         if not asking:
             return None
         requests = max(plan.batch_size for plan in asking)
-        host = self.host
-        return find_costs(
-            asking[0].speculation, self.bundle, host.selection, host.threads, requests, lambda: self.sessions, notify
-        )
+        plan = asking[0].speculation
+        return find_costs(plan, self.bundle, self.host, requests, lambda: self.sessions, notify)
 
     def engine(self, plan: ServingPlan, clock: PhaseClock, costs: CostTable | None = None) -> Engine:
         """An engine with a cache of its own.

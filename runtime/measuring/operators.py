@@ -111,7 +111,7 @@ def profile_graphs(
     names = list(manifest.precision) if plan.speculation else ["target"]
     # Steps are measured without a profiler, which would slow them down.
     unprofiled = partial(open_sessions, bundle, host, names)
-    costs = find_costs(plan.speculation, bundle, host.selection, host.threads, 1, unprofiled, notices(console))
+    costs = find_costs(plan.speculation, bundle, host, 1, unprofiled, notices(console))
 
     def load(provider: Provider, name: str, how: LoadOptions) -> ProfiledSession:
         return provider.profile(bundle.graph(name), how)

@@ -184,3 +184,11 @@ def test_what_the_exporter_reads_of_a_bundle_depends_on_little() -> None:
     for file in (top / "bundle").glob("*.py"):
         for module in imports(file):
             assert root(module) not in ("dspark.runtime", "dspark.providers") or module.startswith(allowed)
+
+
+def test_modules_are_short() -> None:
+    """A longer module says at its top why: ``Longer than 350 lines: …``."""
+    for name in ("configs", "exporter", "providers", "runtime"):
+        for file in (ROOT / name).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            assert len(text.splitlines()) <= 350 or "Longer than 350 lines" in text[:1000], file
